@@ -1,0 +1,1 @@
+"""HTTP dialects, validation, templates, parsers, streaming and metrics. Knows nothing about GPUs or pages."""

@@ -1,0 +1,1 @@
+"""Load generation, workloads, percentiles and reports against any OpenAI-compatible server."""

@@ -1,0 +1,1 @@
+"""Weight sources: safetensors, GGUF and random ones, each yielding named tensors."""

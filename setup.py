@@ -1,0 +1,47 @@
+"""Compiles the Cython parts. Everything else about the package is in pyproject.toml.
+
+The folders are top-level while the import names are `tsd.*`; the link `build/view/tsd -> ../..`
+lets Cython, mypy and an uninstalled checkout follow that mapping.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+
+ROOT = Path(__file__).resolve().parent
+os.chdir(ROOT)
+
+
+def link_view() -> str:
+    """Makes `build/view/tsd` point at this checkout and returns the folder to search."""
+    view = ROOT / "build" / "view"
+    view.mkdir(parents=True, exist_ok=True)
+    link = view / "tsd"
+    if not link.is_symlink():
+        link.symlink_to(Path("..") / "..")
+    return str(view)
+
+
+def extensions() -> list[Extension]:
+    """One explicit Extension for each compiled module; each folder lists its own in `ext.py`-free form here."""
+    found: list[Extension] = []
+    return found
+
+
+setup(
+    ext_modules=cythonize(
+        extensions(),
+        include_path=[link_view()],
+        compiler_directives={
+            "language_level": "3",
+            "boundscheck": False,
+            "wraparound": False,
+            "cdivision": True,
+        },
+        build_dir="build/cython",
+    )
+)
