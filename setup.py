@@ -27,7 +27,7 @@ def link_view() -> str:
 
 
 def extensions() -> list[Extension]:
-    """One explicit Extension for each compiled module; each folder lists its own in `ext.py`-free form here."""
+    """One explicit Extension for each compiled module."""
     found: list[Extension] = []
     return found
 

@@ -103,9 +103,7 @@ async def connect(
     """The front's end. Raises OSError where no engine listens on `path`."""
     loop = asyncio.get_running_loop()
     decoder = msgspec.msgpack.Decoder(ToFront)
-    _, channel = await loop.create_unix_connection(
-        lambda: Channel[ToFront](decoder, on_message, on_close), path
-    )
+    _, channel = await loop.create_unix_connection(lambda: Channel[ToFront](decoder, on_message, on_close), path)
     return channel
 
 
@@ -118,6 +116,4 @@ async def listen(
     """The engine's end: any number of fronts may connect."""
     loop = asyncio.get_running_loop()
     decoder = msgspec.msgpack.Decoder(ToEngine)
-    return await loop.create_unix_server(
-        lambda: Channel[ToEngine](decoder, on_message, on_close, on_open), path
-    )
+    return await loop.create_unix_server(lambda: Channel[ToEngine](decoder, on_message, on_close, on_open), path)

@@ -158,7 +158,7 @@ class StepOutcome(NamedTuple):
     """int32 [K]."""
 
 
-class Refused(Exception):  # noqa: N818 - an answer to the client, not a fault of ours
+class Refused(Exception):
     """A request that can never run, or not now. `code`: context_length, never_fits, queue_full, duplicate_id."""
 
     def __init__(self, code: str, message: str) -> None:
