@@ -1,0 +1,1 @@
+"""Rope, KV writes and attention over the paged cache."""

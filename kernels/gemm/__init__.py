@@ -1,0 +1,1 @@
+"""Matrix products with whatever is fused around them."""

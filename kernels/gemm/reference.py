@@ -1,0 +1,35 @@
+"""Linear layers in plain torch, any dtype and device: each step by itself, nothing fused."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from tsd.kernels.norm.reference import rms
+from tsd.kernels.weight import Weight
+
+
+def linear(
+    x: torch.Tensor,
+    weight: Weight,
+    *,
+    bias: torch.Tensor | None = None,
+    norm: torch.Tensor | None = None,
+    eps: float = 0.0,
+    act: str | None = None,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """y [T, N] = f(x) @ w.T + bias + residual, in x's dtype.
+
+    f is RMS norm with `norm` [K] and eps when given, and with act="silu_mul" (x is [T, 2K] = gate | up)
+    silu(gate) * up. residual is [T, N]. Raises ValueError for an unknown `act`.
+    """
+    if act == "silu_mul":
+        gate, up = x.chunk(2, dim=-1)
+        x = F.silu(gate) * up
+    elif act is not None:
+        raise ValueError(f"unknown activation {act!r}")
+    if norm is not None:
+        x = rms(x, norm, eps)
+    y = F.linear(x, weight.dequantize(x.dtype), bias)
+    return y if residual is None else residual + y

@@ -1,0 +1,17 @@
+"""The norm kernels."""
+
+from __future__ import annotations
+
+from tsd.kernels.spec import BATCH_INVARIANT, DETERMINISTIC, KernelSpec, Priority
+
+SPECS = (
+    KernelSpec(
+        op="norm.rms",
+        name="reference",
+        solution="torch",
+        target="tsd.kernels.norm.reference:rms",
+        priority=Priority.REFERENCE,
+        flags=frozenset({DETERMINISTIC, BATCH_INVARIANT}),
+        summary="plain torch, float32 inside",
+    ),
+)
