@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 
@@ -29,6 +30,17 @@ def link_view() -> str:
 def extensions() -> list[Extension]:
     """One explicit Extension for each compiled module."""
     found: list[Extension] = []
+    for name in ("cache/hashing", "cache/pool", "cache/index", "scheduler/core"):
+        found.append(
+            Extension(
+                "tsd." + name.replace("/", "."),
+                [f"{name}.pyx"],
+                include_dirs=["cache", numpy.get_include()],
+                define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
+                depends=["cache/page_hash.h"],
+                extra_compile_args=["-O3"],
+            )
+        )
     return found
 
 

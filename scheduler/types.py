@@ -88,7 +88,12 @@ class Move(NamedTuple):
 
 @dataclass(slots=True)
 class ExecutionPlan:
-    """One step. Arrays are views that stay valid until the plan lands. Decode rows come first."""
+    """One step. Arrays are views that stay valid until the plan lands. Decode rows come first.
+
+    The executor applies, in this order: `released` (a slot freed and given away again since the last plan is in both),
+    `admitted`, the page-table changes (each cell at most once), `zero_pages`, the moves, the rows. Every plan is
+    reported landed, in step order, also one without rows (it only carries moves).
+    """
 
     step: int
     num_rows: int

@@ -1,0 +1,6 @@
+import numpy as np
+
+class PageHasher:
+    page_size: int
+    def __init__(self, page_size: int, secret: bytes = b"", namespace: bytes = b"") -> None: ...
+    def chain(self, tokens: np.ndarray, salt: bytes = b"") -> list[bytes]: ...

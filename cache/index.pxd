@@ -1,0 +1,74 @@
+from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
+
+from tsd.cache.hashing cimport tsd_key
+from tsd.cache.pool cimport PagePool
+
+
+cdef struct Node:
+    tsd_key key
+    int32_t parent
+    int32_t children
+    int32_t host_children
+    int32_t refs
+    int32_t dev
+    int32_t host
+    int32_t dprev
+    int32_t dnext
+    int32_t hprev
+    int32_t hnext
+    int32_t pins
+    uint32_t hits
+    uint8_t used
+    uint8_t copying
+
+
+cdef struct Bucket:
+    uint64_t tag
+    int32_t node
+
+
+cdef class PrefixIndex:
+    cdef readonly int page_size
+    cdef readonly int capacity
+    cdef readonly int num_nodes
+    cdef int evictable
+    cdef int host_evictable
+    cdef long long device_evictions
+    cdef long long host_evictions
+    cdef long long inserts
+    cdef PagePool device
+    cdef PagePool host
+    cdef Node* nodes
+    cdef int32_t* tokens
+    cdef int32_t* spare
+    cdef int num_spare
+    cdef Bucket* table
+    cdef uint64_t mask
+    cdef int32_t dhead
+    cdef int32_t dtail
+    cdef int32_t hhead
+    cdef int32_t htail
+    cdef list removed
+    cdef bint record
+    cdef int find(self, tsd_key key, const int32_t* tokens) noexcept
+    cdef int match(self, const tsd_key* keys, const int32_t* tokens, int limit, int32_t* found, int* device_run) noexcept
+    cdef int insert(self, int parent, tsd_key key, const int32_t* tokens, int page) except -2
+    cdef int insert_host(self, int parent, tsd_key key, const int32_t* tokens, int page) except -2
+    cdef int place(self, int parent, tsd_key key, const int32_t* tokens) noexcept
+    cdef void adopt(self, int n, int page) noexcept
+    cdef void ref(self, int n) noexcept
+    cdef int unref(self, int n) except -1
+    cdef void pin(self, int n) noexcept
+    cdef int unpin(self, int n) except -1
+    cdef void set_host(self, int n, int page) noexcept
+    cdef int drop_host(self, int n) except -1
+    cdef int drop_device(self, int n) except -1
+    cdef void settle(self, int n) noexcept
+    cdef int take_device(self) except -2
+    cdef int take_host(self) except -2
+    cdef int collect(self, int n) except -1
+    cdef void forget(self, int n) noexcept
+    cdef void dlink(self, int n) noexcept
+    cdef void dunlink(self, int n) noexcept
+    cdef void hlink(self, int n) noexcept
+    cdef void hunlink(self, int n) noexcept
