@@ -27,7 +27,7 @@ class ForwardBatch:
     page_table: torch.Tensor
     """[B, P] physical page of each logical page; entries past kv_lens are unspecified but in range."""
     sample_index: torch.Tensor
-    """[S] index in T of the tokens whose logits are wanted."""
+    """[S] index in T of the tokens whose logits are wanted, ascending and distinct: S = T means all of them."""
     num_decode: int
     num_rows: int
     max_query_len: int
