@@ -29,7 +29,9 @@ def link_view() -> str:
 
 def extensions() -> list[Extension]:
     """One explicit Extension for each compiled module."""
-    found: list[Extension] = []
+    found: list[Extension] = [
+        Extension("tsd.engine.executor.wake", ["engine/executor/wake.pyx"], libraries=["dl"]),
+    ]
     for name in ("cache/hashing", "cache/pool", "cache/index", "scheduler/core"):
         found.append(
             Extension(

@@ -168,9 +168,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("mixed-batch", bool, True, "prefill and decode in one step", SCHEDULING),
     Option("max-queued-requests", positive, 4096, "waiting requests before new ones get 429", SCHEDULING),
     Option("max-queued-tokens", positive, 16 * 1024 * 1024, "waiting prompt tokens before 429", SCHEDULING),
-    Option(
-        "deterministic", bool, False, "results that do not depend on batch, cache or chunking, bit for bit", KERNELS
-    ),
+    Option("deterministic", bool, False, "results independent of batch, cache and chunking, bit for bit", KERNELS),
     Option("cuda-graphs", bool, True, "capture decode steps as CUDA graphs", KERNELS),
     Option("overlap", bool, True, "launch a step while the one before is processed", KERNELS),
     Option("attention-backend", str, "", "kernel for attention; `tsd kernels` lists them", KERNELS),

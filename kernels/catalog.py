@@ -7,7 +7,7 @@ from importlib import import_module
 
 from tsd.kernels.spec import KernelSpec
 
-FAMILIES = ("gemm", "attention", "norm", "embedding", "sampling")
+FAMILIES = ("gemm", "attention", "norm", "embedding", "sampling", "step")
 
 
 def builtin_specs() -> Iterator[KernelSpec]:

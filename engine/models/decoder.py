@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar, NamedTuple
 
+import numpy as np
 import torch
 
 from tsd.engine.batch import ForwardBatch, KVCache
@@ -103,10 +104,15 @@ class Decoder:
         """A zeroed device cache of this model's shape."""
         shape = self.kv.tensor_shape(num_pages, page_size)
 
-        def tensors() -> list[torch.Tensor]:
-            return [torch.zeros(shape, dtype=self.kv.dtype, device=self.device) for _ in range(self.kv.layers)]
+        def zeros() -> torch.Tensor:
+            if self.device.type == "cpu":
+                # Zeroed by the kernel page by page as they are first used: memory that no token needs is not taken.
+                raw = np.zeros(torch.Size(shape).numel() * self.kv.dtype.itemsize, np.uint8)
+                return torch.from_numpy(raw).view(self.kv.dtype).view(shape)
+            return torch.zeros(shape, dtype=self.kv.dtype, device=self.device)
 
-        return KVCache(tensors(), tensors(), page_size, num_pages)
+        layers = range(self.kv.layers)
+        return KVCache([zeros() for _ in layers], [zeros() for _ in layers], page_size, num_pages)
 
     def layers(self) -> list[Layer]:
         """Every layer, in the order weights are read."""

@@ -1,0 +1,151 @@
+"""`tsd start`: from flags to a serving front with its engines. The one place that sees the layers it composes."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tsd.console import default_model, options
+from tsd.console.errors import CommandError, UsageError
+from tsd.console.options import Settings
+from tsd.engine.config import EngineConfig
+
+DESCRIPTION = """Serves MODEL over an OpenAI-compatible API.
+
+MODEL is a GGUF file or a folder in Hugging Face layout (config.json, *.safetensors, tokenizer.json). Without it the
+default model is served, a small one that runs on a laptop. Every option can also be set as TSD_NAME in the
+environment, or as `name: value` in a YAML file given with --config; the command line wins over both."""
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        "tsd start",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        exit_on_error=False,
+    )
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="GGUF file or model folder (default: a small model)")
+    parser.add_argument("--config", metavar="FILE.yaml", help="YAML file of options")
+    parser.add_argument("--dry-run", action="store_true", help="print what would run, then exit; loads no weights")
+    parser.add_argument("--console", action="store_true", help="open the operator's console beside the server")
+    options.add_arguments(parser)
+    try:
+        known, unknown = parser.parse_known_args(list(argv))
+    except argparse.ArgumentError as error:
+        raise UsageError(str(error)) from None
+    options.refuse_unknown(unknown, sorted(parser._option_string_actions))
+    given = {name: value for name, value in vars(known).items() if name in options.BY_KEY}
+    config_file = known.config or os.environ.get("TSD_CONFIG")
+    settings = options.resolve(given, os.environ, config_file)
+    refuse_unsupported(settings)
+    gpus = choose_gpus(settings)
+    model = known.model or options.model_from_file(config_file) or ""
+    if known.dry_run:
+        from tsd.console.dry_run import dry_run
+
+        return dry_run(settings, engine_configs(settings, model or str(default_model.path()), gpus))
+    # The port comes first: a conflict must not be found out after the weights have loaded.
+    listener = bind(settings["host"].value, settings["port"].value)
+    if not model:
+        if not default_model.path().exists():
+            say(0.0, f"fetching the default model, {default_model.NAME}")
+        model = str(default_model.fetch())
+    elif not Path(model).exists():
+        raise CommandError(f"there is no model at {model}: give a GGUF file or a model folder")
+    return serve(settings, engine_configs(settings, model, gpus), model, listener, console=known.console)
+
+
+def refuse_unsupported(settings: Settings) -> None:
+    """What has a flag but is not built yet is refused, never ignored."""
+    if settings["tensor_parallel_size"].value > 1:
+        raise UsageError("--tensor-parallel-size over 1 is not supported yet: each GPU serves a copy of the model")
+    for key in ("enable_expert_parallel", "moe_backend"):
+        if settings[key].value:
+            raise UsageError(f"--{options.BY_KEY[key].name} is not supported yet: no model with experts is")
+    if bool(settings["tls_certfile"].value) != bool(settings["tls_keyfile"].value):
+        raise UsageError("--tls-certfile and --tls-keyfile go together")
+
+
+def choose_gpus(settings: Settings) -> tuple[int, ...]:
+    """The GPUs to serve on; empty for the CPU. `auto` is GPU 0 where the driver is, else the CPU."""
+    gpus = settings["gpus"].value
+    if gpus is None:
+        gpus = (0,) if Path("/dev/nvidiactl").exists() else ()
+    copies = settings["data_parallel_size"].value
+    if copies and copies != max(1, len(gpus)):
+        raise UsageError(f"--data-parallel-size {copies} needs as many GPUs; --gpus names {len(gpus)}")
+    return gpus
+
+
+def engine_configs(settings: Settings, model: str, gpus: tuple[int, ...]) -> list[EngineConfig]:
+    """One for each GPU, or one for the CPU. Options of the same name carry over."""
+    fields = {field.name for field in msgspec.structs.fields(EngineConfig)}
+    shared: dict[str, Any] = {key: setting.value for key, setting in settings.items() if key in fields}
+    if not settings["host_cache"].value:
+        shared["host_cache_gb"] = 0.0
+    shared["model"] = model
+    if not gpus:
+        return [EngineConfig(**shared, device="cpu")]
+    return [EngineConfig(**shared, device=f"cuda:{gpu}", engine=i) for i, gpu in enumerate(gpus)]
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises CommandError naming the address."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(4096)
+        listener.setblocking(False)
+        return listener
+    except OSError as error:
+        raise CommandError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+
+
+def say(elapsed: float, text: str) -> None:
+    print(f"[{elapsed:6.1f} s] {text}", file=sys.stderr, flush=True)
+
+
+class StartDisplay:
+    """Phases of the start on the terminal, one line each, with the time since launch."""
+
+    def __init__(self, engines: int) -> None:
+        self.began = time.monotonic()
+        self._engines = engines
+        self._last: dict[int, tuple[str, int]] = {}
+
+    def progress(self, engine: int, phase: str, detail: str, fraction: float | None) -> None:
+        """A line at each new phase and detail; a fraction alone prints at tenths on a terminal only."""
+        tenth = int((fraction or 0.0) * 10)
+        if not detail:
+            if not sys.stderr.isatty() or self._last.get(engine) == (phase, tenth) or tenth in (0, 10):
+                return
+            detail = f"{tenth * 10}%"
+        self._last[engine] = (phase, tenth)
+        name = f"engine {engine}: " if self._engines > 1 else ""
+        say(time.monotonic() - self.began, f"{name}{phase:<8} {detail}")
+
+    def note(self, text: str) -> None:
+        say(time.monotonic() - self.began, text)
+
+
+def serve(
+    settings: Settings, configs: list[EngineConfig], model: str, listener: socket.socket, *, console: bool
+) -> int:
+    import uvloop
+
+    from tsd.console.serving import run_server
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    return uvloop.run(run_server(settings, configs, model, listener, StartDisplay(len(configs)), console=console))

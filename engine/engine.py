@@ -1,0 +1,214 @@
+"""One engine: scheduler, executor, the loop that drives them, and what fronts and operators may ask of it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from tsd.engine.config import EngineConfig
+from tsd.engine.executor.base import Executor
+from tsd.engine.loop import StepLoop
+from tsd.engine.memory import MemoryPlan
+from tsd.engine.protocol import Abort, Command, Heartbeat, Ready, Reply, Submit
+from tsd.engine.requests import ID_MASK, LiveRequests
+from tsd.engine.transport import Channel
+from tsd.scheduler.core import Scheduler
+from tsd.scheduler.types import SchedulerConfig
+
+log = logging.getLogger("tsd.engine")
+
+
+@dataclass
+class EngineParts:
+    """What a build gives: everything that an engine is made of, loaded and warmed up."""
+
+    config: EngineConfig
+    memory: MemoryPlan
+    executor: Executor
+    architecture: str
+    model_name: str
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    dtype: str
+    phases: dict[str, float]
+    info: dict[str, str]
+    weights_version: bytes
+
+
+class Engine:
+    """Methods are called from the event loop's thread."""
+
+    def __init__(
+        self,
+        parts: EngineParts,
+        on_fault: Callable[[BaseException], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        config, memory = parts.config, parts.memory
+        self.parts = parts
+        self.clock = clock
+        self.born = clock()
+        self.scheduler = Scheduler(
+            SchedulerConfig(
+                max_num_seqs=memory.max_num_seqs,
+                max_model_len=memory.max_model_len,
+                num_pages=memory.num_pages,
+                page_size=memory.page_size,
+                chunked_prefill_size=memory.chunked_prefill_size,
+                mixed_batch=config.mixed_batch,
+                prefix_cache=config.prefix_cache,
+                max_in_flight=2 if config.overlap else 1,
+                max_queued_requests=config.max_queued_requests,
+                max_queued_tokens=config.max_queued_tokens,
+                namespace=parts.weights_version,
+            )
+        )
+        self.requests = LiveRequests(self.scheduler, parts.vocab_size)
+        self.loop = StepLoop(self.scheduler, parts.executor, self.requests, on_fault, clock)
+        self._commands: dict[str, Callable[[str], bytes]] = {
+            "pause": self._pause,
+            "resume": self._resume,
+            "drain": self._drain,
+            "flush_cache": self._flush_cache,
+            "abort": self._abort_by_id,
+            "snapshot": lambda _: msgspec.json.encode(self.snapshot()),
+            "requests": self._request_detail,
+            "pages": self._pages,
+            "kernels": lambda _: msgspec.json.encode(parts.executor.describe_kernels()),
+            "log_level": self._log_level,
+        }
+
+    def ready(self, startup_s: float) -> Ready:
+        parts, memory = self.parts, self.parts.memory
+        return Ready(
+            engine=parts.config.engine,
+            model=parts.model_name,
+            architecture=parts.architecture,
+            vocab_size=parts.vocab_size,
+            max_model_len=memory.max_model_len,
+            page_size=memory.page_size,
+            num_pages=memory.num_pages,
+            max_num_seqs=memory.max_num_seqs,
+            max_total_tokens=memory.total_tokens,
+            device=parts.config.device,
+            dtype=parts.dtype,
+            startup_s=startup_s,
+            phases=parts.phases,
+            eos_token_ids=parts.eos_token_ids,
+            info=parts.info,
+        )
+
+    def submit(self, channel: Channel[Any], message: Submit) -> None:
+        self.requests.submit(channel, message, self.clock())
+        self.loop.kick()
+
+    def abort(self, channel: Channel[Any], message: Abort) -> None:
+        self.requests.abort(channel, message, self.clock())
+        self.loop.kick()
+
+    def front_closed(self, channel: Channel[Any]) -> None:
+        self.requests.closed(channel, self.clock())
+        self.loop.kick()
+
+    def heartbeat(self) -> Heartbeat:
+        self.loop.tick()
+        counters = self.scheduler.counters
+        return Heartbeat(
+            step=self.loop.last_step,
+            running=int(counters.get("running", 0)),
+            waiting=int(counters.get("waiting", 0)),
+            queued_tokens=int(counters.get("queued_tokens", 0)),
+            stats={name: float(value) for name, value in counters.items()},
+        )
+
+    def command(self, command: Command) -> Reply:
+        """Runs an operator's order. Unknown ones and bad arguments are answered, never raised."""
+        run = self._commands.get(command.name)
+        if run is None:
+            return Reply(command.serial, False, f"unknown command {command.name}".encode())
+        try:
+            return Reply(command.serial, True, run(command.argument))
+        except ValueError as error:
+            return Reply(command.serial, False, str(error).encode())
+
+    def snapshot(self) -> dict[str, Any]:
+        """The operator's view; the console's schema names the fields."""
+        prefill, decode, tokens = self.loop.last_batch
+        view = dict(self.scheduler.snapshot())
+        view.update(
+            engine=self.parts.config.engine,
+            device=self.parts.config.device,
+            state="paused" if self.loop.paused else "draining" if self.requests.draining else "ready",
+            step=self.loop.last_step,
+            page_size=self.parts.memory.page_size,
+            dtype=self.parts.dtype,
+            phases=self.parts.phases,
+            batch={"prefill_rows": prefill, "decode_rows": decode, "tokens": tokens, "padding": 0},
+            **self.loop.pace.percentiles(),
+        )
+        statistics = self.parts.executor.statistics()
+        view["graphs"] = statistics.get("graphs")
+        if "padding" in statistics:
+            view["batch"]["padding"] = statistics["padding"]
+        return view
+
+    def close(self) -> None:
+        self.loop.close()
+        self.parts.executor.close()
+
+    def _pause(self, _: str) -> bytes:
+        self.loop.paused = True
+        return b"{}"
+
+    def _resume(self, _: str) -> bytes:
+        self.loop.paused = False
+        self.loop.kick()
+        return b"{}"
+
+    def _drain(self, _: str) -> bytes:
+        self.requests.draining = True
+        return b"{}"
+
+    def _flush_cache(self, _: str) -> bytes:
+        self.scheduler.flush_cache()
+        return b"{}"
+
+    def _abort_by_id(self, argument: str) -> bytes:
+        key = _number(argument)
+        found = self.scheduler.abort(key, self.clock())
+        self.loop.kick()
+        if not found:
+            raise ValueError(f"no request {argument} is running here")
+        return b"{}"
+
+    def _request_detail(self, argument: str) -> bytes:
+        detail = self.scheduler.request_detail(_number(argument), self.clock())
+        if detail is None:
+            raise ValueError(f"no request {argument} is known here")
+        return msgspec.json.encode(detail)
+
+    def _pages(self, argument: str) -> bytes:
+        return msgspec.json.encode(self.scheduler.page_detail(_number(argument)))
+
+    def _log_level(self, argument: str) -> bytes:
+        level = argument.upper()
+        if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
+            raise ValueError("the log level must be debug, info, warning or error")
+        logging.getLogger().setLevel(level)
+        return b"{}"
+
+
+def _number(argument: str) -> int:
+    if not argument.isdigit():
+        raise ValueError(f"expected a number, not {argument!r}")
+    return int(argument)
+
+
+def front_id(request_id: int) -> int:
+    """The number by which its front knows a request."""
+    return request_id & ID_MASK

@@ -1,0 +1,1 @@
+"""Runs execution plans on a device. Knows rows, pages and tensors; nothing about requests' text or policy."""

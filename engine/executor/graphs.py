@@ -1,0 +1,60 @@
+"""CUDA graphs of whole decode steps, one for each bucket of rows.
+
+A graph holds everything from the page-table changes to the feed of the next step's input token; replaying it is one
+launch. Rows that a step does not fill name the padding slot. All graphs share one memory pool, captured from the
+largest to the smallest.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+
+def buckets_for(max_rows: int) -> list[int]:
+    """1, 2, 4, 8, then every 8 up to 64, every 16 up to 128, every 32 above, and `max_rows` itself."""
+    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, max_rows + 1, 32)]
+    return sorted({size for size in sizes if size < max_rows} | {max_rows})
+
+
+@dataclass
+class CapturedStep:
+    graph: torch.cuda.CUDAGraph
+    rows: int
+    output: torch.Tensor
+    """Tokens [rows] of a greedy graph, logits [rows, V] of a forward-only one."""
+
+
+class StepGraphs:
+    """Graphs by bucket. `body(rows)` queues a step of that many rows and returns its output tensor."""
+
+    def __init__(self, buckets: list[int], stream: torch.cuda.Stream) -> None:
+        self.buckets = buckets
+        self.captured: dict[int, CapturedStep] = {}
+        self._stream = stream
+        self._pool: tuple[int, int] | None = None
+
+    def bucket(self, rows: int) -> int | None:
+        """The smallest bucket that holds `rows`, or None."""
+        place = bisect_left(self.buckets, rows)
+        return self.buckets[place] if place < len(self.buckets) else None
+
+    def capture(self, body: Callable[[int], torch.Tensor], report: Callable[[int, int], None]) -> None:
+        """Runs `body` once for each bucket so that nothing compiles while capturing, then records it."""
+        for done, rows in enumerate(sorted(self.buckets, reverse=True)):
+            body(rows)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+                output = body(rows)
+            self._pool = self._pool or graph.pool()
+            self.captured[rows] = CapturedStep(graph, rows, output)
+            report(done + 1, len(self.buckets))
+
+    def replay(self, rows: int) -> torch.Tensor:
+        step = self.captured[rows]
+        step.graph.replay()
+        return step.output

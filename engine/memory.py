@@ -1,0 +1,111 @@
+"""How much KV memory an engine takes, and the sizes that follow from it.
+
+`plan_memory` is a pure function of settings, model and device, so that `--dry-run` prints what a start would do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tsd.engine.config import EngineConfig
+from tsd.engine.errors import ConfigurationError, OutOfDeviceMemory
+
+GIB = 1 << 30
+CPU_KV_BYTES = 512 << 20
+"""Without a setting, the CPU backend's KV pages take half a GiB: front and engine stay under 1.5 GB in all."""
+
+GPU_RESERVE = 2 * GIB
+"""For activations of a full prefill chunk, graphs and libraries, where the start has not measured them yet."""
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Sizes of one engine; tokens unless the name says otherwise."""
+
+    page_size: int
+    num_pages: int
+    bytes_per_token: int
+    max_model_len: int
+    max_num_seqs: int
+    chunked_prefill_size: int
+    reasons: dict[str, str]
+
+    @property
+    def total_tokens(self) -> int:
+        return self.num_pages * self.page_size
+
+    @property
+    def kv_bytes(self) -> int:
+        return self.total_tokens * self.bytes_per_token
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        """(name, value, why) for people."""
+        return [
+            ("KV memory", f"{self.kv_bytes / GIB:.2f} GiB", self.reasons["kv"]),
+            ("KV tokens", f"{self.total_tokens:,}", f"{self.num_pages:,} pages of {self.page_size} tokens"),
+            ("bytes a token", f"{self.bytes_per_token:,}", "K and V of every layer"),
+            ("max-model-len", f"{self.max_model_len:,}", self.reasons["max_model_len"]),
+            ("max-num-seqs", f"{self.max_num_seqs:,}", self.reasons["max_num_seqs"]),
+            ("chunked-prefill-size", f"{self.chunked_prefill_size:,}", self.reasons["chunk"]),
+        ]
+
+
+def plan_memory(
+    config: EngineConfig, *, model_max_len: int, bytes_per_token: int, free_bytes: int, total_bytes: int
+) -> MemoryPlan:
+    """`free_bytes` is what the device has left once the weights are in; `total_bytes` is all it has.
+
+    Raises ConfigurationError where settings contradict each other and OutOfDeviceMemory where they do not fit.
+    """
+    reasons: dict[str, str] = {}
+    on_gpu = config.device != "cpu"
+    page_size = config.page_size or (64 if on_gpu else 16)
+    if config.max_model_len > model_max_len:
+        raise ConfigurationError(
+            f"--max-model-len {config.max_model_len} is more than the {model_max_len} positions of the model"
+        )
+    max_model_len = config.max_model_len or model_max_len
+    reasons["max_model_len"] = "--max-model-len" if config.max_model_len else "the model's own"
+    max_num_seqs = config.max_num_seqs or (256 if on_gpu else 64)
+    reasons["max_num_seqs"] = (
+        "--max-num-seqs" if config.max_num_seqs else f"default on {'a GPU' if on_gpu else 'the CPU'}"
+    )
+    chunk = config.chunked_prefill_size or (8192 if on_gpu else 512)
+    reasons["chunk"] = "--chunked-prefill-size" if config.chunked_prefill_size else "default"
+    if chunk < max_num_seqs:
+        raise ConfigurationError(
+            f"--chunked-prefill-size {chunk} is less than --max-num-seqs {max_num_seqs}: each running request "
+            "needs one token of every step"
+        )
+    if config.max_total_tokens:
+        tokens = config.max_total_tokens
+        reasons["kv"] = "--max-total-tokens"
+    elif on_gpu:
+        budget = free_bytes - int(total_bytes * (1.0 - config.gpu_memory_utilization)) - GPU_RESERVE
+        tokens = budget // bytes_per_token
+        reasons["kv"] = f"--gpu-memory-utilization {config.gpu_memory_utilization} of {total_bytes / GIB:.1f} GiB"
+    else:
+        tokens = CPU_KV_BYTES // bytes_per_token
+        reasons["kv"] = "default on the CPU; --max-total-tokens changes it"
+    num_pages = tokens // page_size
+    if num_pages * page_size < min(max_model_len, 2 * page_size) or num_pages < 2:
+        raise OutOfDeviceMemory(
+            f"{free_bytes / GIB:.2f} GiB free of {total_bytes / GIB:.2f} leave room for {max(0, tokens)} tokens of "
+            f"{bytes_per_token} bytes, which is not two pages of {page_size}: raise --gpu-memory-utilization, or "
+            "lower --page-size"
+        )
+    needed = num_pages * page_size * bytes_per_token
+    if needed > free_bytes:
+        raise OutOfDeviceMemory(
+            f"KV memory for {num_pages * page_size:,} tokens needs {needed / GIB:.2f} GiB and {free_bytes / GIB:.2f} "
+            "are free: lower --max-total-tokens"
+        )
+    if max_model_len > num_pages * page_size:
+        max_model_len = num_pages * page_size
+        reasons["max_model_len"] = "cut to what the KV memory holds"
+        if config.max_model_len:
+            raise OutOfDeviceMemory(
+                f"--max-model-len {config.max_model_len} needs more than the {max_model_len} tokens of KV memory: "
+                "lower it, or raise --max-total-tokens or --gpu-memory-utilization"
+            )
+    return MemoryPlan(page_size, num_pages, bytes_per_token, max_model_len, max_num_seqs, chunk, reasons)
