@@ -7,6 +7,7 @@ Both spellings of transformers are read: v4 (`rope_theta`, `rope_scaling`, `torc
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -128,7 +129,7 @@ class Fields:
             if default is None:
                 raise self.error(f"missing field {name!r}")
             value = default
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
             raise self.error(f"field {name!r} must be a positive number, not {value!r}")
         return float(value)
 
@@ -162,7 +163,6 @@ def config_from_json(raw: Mapping[str, Any], where: str = "config.json") -> Mode
         )
     head_dim = fields.integer("head_dim", hidden // heads)
     max_positions = fields.integer("max_position_embeddings")
-    bos = raw.get("bos_token_id")
     config = ModelConfig(
         architecture=architecture,
         hidden_size=hidden,
@@ -179,8 +179,8 @@ def config_from_json(raw: Mapping[str, Any], where: str = "config.json") -> Mode
         attention_bias=fields.flag("attention_bias"),
         mlp_bias=fields.flag("mlp_bias"),
         dtype=_dtype(raw, fields),
-        bos_token_id=bos if isinstance(bos, int) else None,
-        eos_token_ids=_token_ids(raw.get("eos_token_id"), fields),
+        bos_token_id=next(iter(_token_ids("bos_token_id", raw.get("bos_token_id"), fields)), None),
+        eos_token_ids=_token_ids("eos_token_id", raw.get("eos_token_id"), fields),
         source=where,
         raw=raw,
     )
@@ -223,8 +223,8 @@ def config_from_gguf(metadata: Mapping[str, Any], facts: Mapping[str, Any], wher
         tie_word_embeddings=bool(facts.get("tied", False)),
         attention_bias=bool(facts.get("attention_bias", False)),
         mlp_bias=bool(facts.get("mlp_bias", False)),
-        bos_token_id=metadata.get("tokenizer.ggml.bos_token_id"),
-        eos_token_ids=_token_ids([t for t in (eos, eot) if t is not None], fields),
+        bos_token_id=next(iter(_token_ids("bos_token_id", metadata.get("tokenizer.ggml.bos_token_id"), fields)), None),
+        eos_token_ids=_token_ids("eos_token_id", [t for t in (eos, eot) if t is not None], fields),
         source=where,
         raw=metadata,
     )
@@ -254,8 +254,8 @@ def _dtype(raw: Mapping[str, Any], fields: Fields) -> str:
     return str(value)
 
 
-def _token_ids(value: Any, fields: Fields) -> tuple[int, ...]:
+def _token_ids(name: str, value: Any, fields: Fields) -> tuple[int, ...]:
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if any(isinstance(i, bool) or not isinstance(i, int) for i in ids):
-        raise fields.error(f"eos_token_id must be an integer or a list of them, not {value!r}")
+        raise fields.error(f"{name} must be an integer or a list of them, not {value!r}")
     return tuple(dict.fromkeys(ids))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -97,8 +98,8 @@ def rope_from_gguf(
     if kind == "linear":
         return RopeConfig(theta=theta, kind="linear", factor=factor)
     if kind == "yarn":
-        original = fields.get("rope.scaling.original_context_length", context)
-        return RopeConfig(theta, "yarn", factor, int(original))
+        original = int(_number(fields, "rope.scaling.original_context_length", where, context))
+        return RopeConfig(theta, "yarn", max(factor, 1.0), max(original, 1))
     raise ConfigError(where, f"rope scaling type {kind!r} is not supported")
 
 
@@ -108,6 +109,6 @@ def _number(raw: Mapping[str, Any], name: str, where: str, default: float | None
         if default is None:
             raise ConfigError(where, f"rope parameters lack {name!r}")
         return default
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
         raise ConfigError(where, f"rope parameter {name!r} must be a positive number, not {value!r}")
     return float(value)

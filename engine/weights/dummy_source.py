@@ -39,7 +39,7 @@ class DummySource(WeightSource):
         if name.endswith(".bias"):
             out.zero_()
             return
-        seed = (self.seed << 32 ^ zlib.crc32(name.encode())) & 0x7FFF_FFFF_FFFF_FFFF
+        seed = zlib.crc32(f"{self.seed}/{name}".encode())  # 32 bits: all that torch's CPU generator reads
         if out.numel() <= _SMALL:
             drawn = torch.empty(out.shape).normal_(0.0, STD, generator=torch.Generator().manual_seed(seed))
             out.copy_(drawn)
