@@ -1,0 +1,110 @@
+"""The aiohttp application: routes, and the one middleware through which every request passes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from tsd.api.auth import Keys, cors_headers
+from tsd.api.errors import ApiError, HeadersTooLarge, InvalidRequest, MethodNotAllowed, NotFound, TooLarge
+from tsd.api.front import FRONT, Front
+from tsd.api.respond import json_response
+from tsd.api.routes import admin, chat, completions, native, probes
+from tsd.api.snapshots import Snapshots
+from tsd.api.sse import error_body
+
+log = logging.getLogger("tsd.api")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+ROUTES: tuple[tuple[str, str, Handler], ...] = (
+    ("POST", "/v1/chat/completions", chat.chat_completions),
+    ("POST", "/v1/completions", completions.completions),
+    ("GET", "/v1/models", probes.models),
+    ("GET", "/v1/models/{model:.+}", probes.model),
+    ("GET", "/health", probes.health),
+    ("GET", "/ready", probes.ready),
+    ("GET", "/metrics", probes.metrics),
+    ("GET", "/load", probes.load),
+    ("GET", "/get_server_info", probes.server_info),
+    ("GET", "/get_model_info", probes.model_info),
+    ("POST", "/tokenize", native.tokenize),
+    ("POST", "/detokenize", native.detokenize),
+    ("POST", "/generate", native.generate),
+    ("POST", "/abort", native.abort),
+    ("GET", "/admin/stream", admin.stream),
+    ("GET", "/admin/kernels", admin.kernels),
+    ("GET", "/admin/requests", admin.requests),
+    ("GET", "/admin/pages", admin.pages),
+    ("POST", "/admin/log_level", admin.log_level),
+    ("POST", "/flush_cache", admin.flush_cache),
+    ("POST", "/pause", admin.pause),
+    ("POST", "/resume", admin.resume),
+    ("POST", "/drain", admin.drain),
+)
+
+
+def make_app(front: Front) -> web.Application:
+    keys = Keys(front.options)
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        route = request.match_info.route.resource
+        name = route.canonical if route is not None else "unknown"
+        try:
+            response = await _answer(front, keys, request, handler)
+        except ApiError as error:
+            response = error_response(error)
+        except web.HTTPException as error:
+            response = error_response(_of_http(error))
+        except ConnectionResetError:
+            raise
+        except Exception:
+            log.exception("%s %s failed", request.method, name)
+            response = error_response(ApiError("the server failed to answer; its log says why"))
+        front.metrics.http[name, response.status] += 1
+        return response
+
+    app = web.Application(middlewares=[guard], client_max_size=front.options.limits.body_bytes)
+    app[FRONT] = front
+    app[admin.SNAPSHOTS] = Snapshots(front)
+    for method, path, handler in ROUTES:
+        app.router.add_route(method, path, handler)
+    if front.options.cors_origins:
+
+        async def add_cors(request: web.Request, response: web.StreamResponse) -> None:
+            response.headers.update(cors_headers(front.options, request.headers.get("Origin", "")))
+
+        app.on_response_prepare.append(add_cors)
+    return app
+
+
+async def _answer(front: Front, keys: Keys, request: web.Request, handler: Handler) -> web.StreamResponse:
+    size = sum(len(name) + len(value) + 4 for name, value in request.raw_headers)
+    if size > front.options.limits.header_bytes:
+        raise HeadersTooLarge(f"the headers are over the limit of {front.options.limits.header_bytes} bytes")
+    if request.method == "OPTIONS" and front.options.cors_origins:
+        return web.Response(status=204)
+    keys.check(request)
+    return await handler(request)
+
+
+def error_response(error: ApiError) -> web.Response:
+    headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
+    if error.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return json_response(error_body(error), error.status, headers)
+
+
+def _of_http(error: web.HTTPException) -> ApiError:
+    """What aiohttp itself raises, as ours."""
+    if error.status == 404:
+        return NotFound("there is no such route", code="route_not_found")
+    if error.status == 405:
+        return MethodNotAllowed("this route does not take that method", code="method_not_allowed")
+    if error.status == 413:
+        return TooLarge("the body is over the limit")
+    known = InvalidRequest(error.reason or "the request is malformed")
+    known.status = error.status
+    return known

@@ -1,0 +1,246 @@
+"""The state of one front, and the way from a validated request to engines. Knows no wire format.
+
+`Front` owns the fleet, the text side (tokenizer, chat template), the jobs in flight and the admission state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+import time
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from tsd.api.auth import CALLER
+from tsd.api.errors import ApiError, ContextLength, InvalidRequest, NotFound, Unavailable
+from tsd.api.job import Job
+from tsd.api.metrics import Metrics
+from tsd.api.options import ServerOptions
+from tsd.api.output import Parser, ReasoningSplitter
+from tsd.api.params import ModelFacts, Params
+from tsd.api.routing import Fleet
+from tsd.api.sequence import Sequence
+from tsd.api.streaming import Outbox
+from tsd.api.text.load import load_tokenizer
+from tsd.api.text.stops import StopMatcher
+from tsd.api.text.template import PLAIN_TEMPLATE, ChatPrompt, ChatTemplate
+from tsd.api.text.tokenizer import TextTooLong, Tokenizer
+from tsd.engine.protocol import Grammar, Submit
+
+OFF_LOOP_CHARACTERS = 16_384
+"""Longer texts are tokenized in a thread."""
+
+
+@dataclass
+class Text:
+    """The text side, once loaded."""
+
+    tokenizer: Tokenizer
+    chat: ChatPrompt
+
+
+@dataclass
+class Front:
+    options: ServerOptions
+    fleet: Fleet
+    outbox: Outbox
+    metrics: Metrics
+    text: Text | None = None
+    state: str = "starting"
+    """starting, ready, draining, paused or failed."""
+    started_at: float = field(default_factory=time.time)
+    jobs: dict[str, Job] = field(default_factory=dict)
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while no job runs."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.options.served_names or (self.options.name,)
+
+    @property
+    def facts(self) -> ModelFacts:
+        """Raises Unavailable while no engine has said what it holds."""
+        readies = [engine.ready for engine in self.fleet.engines if engine.ready is not None]
+        if not readies or self.text is None:
+            raise Unavailable("the model is still loading", retry_after=2)
+        length = min(ready.max_model_len for ready in readies)
+        if self.options.max_model_len:
+            length = min(length, self.options.max_model_len)
+        eos = dict.fromkeys((*readies[0].eos_token_ids, *self.text.tokenizer.vocabulary.eos_ids))
+        return ModelFacts(min(ready.vocab_size for ready in readies), length, tuple(eos))
+
+    @property
+    def loaded(self) -> Text:
+        if self.text is None:
+            raise Unavailable("the model is still loading", retry_after=2)
+        return self.text
+
+    def check_admits(self) -> None:
+        """Raises Unavailable unless new requests are taken."""
+        if self.state == "draining":
+            raise Unavailable("the server is draining", code="draining", retry_after=5)
+        if self.state == "paused":
+            raise Unavailable("the server is paused", code="paused", retry_after=5)
+        if fault := self.fault():
+            raise Unavailable(fault)
+        if self.state != "ready":
+            raise Unavailable("the model is still loading", retry_after=2)
+
+    def fault(self) -> str:
+        """Why the server is not alive, or empty."""
+        if self.fleet.dead is not None:
+            return "an engine is dead"
+        if any(engine.is_stuck(self.options.stall_s) for engine in self.fleet.engines):
+            return "an engine does not answer"
+        return ""
+
+    def update_state(self) -> None:
+        if self.fleet.dead is not None:
+            self.state = "failed"
+        elif self.state == "starting" and self.text is not None and self.fleet.all_ready:
+            self.state = "ready"
+
+    def check_model(self, name: str | None) -> str:
+        """The name to answer with. Raises NotFound for one that is not served."""
+        if name is None or name == "":
+            return self.options.name
+        if name not in self.names:
+            raise NotFound(f"the model {name[:100]!r} is not served here", param="model", code="model_not_found")
+        return name
+
+    async def encode(self, text: str, add_special: bool = True, name: str = "prompt") -> array[int]:
+        """Raises ContextLength, before any work where the length alone says that the text cannot fit."""
+        tokenizer, limit = self.loaded.tokenizer, self.facts.max_model_len
+        self._check_characters(len(text), name)
+        return await self._run(len(text), name, lambda: tokenizer.encode(text, add_special, limit))
+
+    async def render(self, size: int, work: Callable[[int], array[int]]) -> array[int]:
+        """Runs a chat template and its tokenization (`work`, given the most tokens) on `size` characters."""
+        self._check_characters(size // 4, "messages")  # a template may drop parts of what it is given
+        limit = self.facts.max_model_len
+        return await self._run(size, "messages", lambda: work(limit))
+
+    async def _run(self, size: int, name: str, work: Callable[[], array[int]]) -> array[int]:
+        """In place for short texts, else in a thread."""
+        try:
+            if size < OFF_LOOP_CHARACTERS:
+                return work()
+            return await asyncio.get_running_loop().run_in_executor(None, work)
+        except TextTooLong as error:
+            raise ContextLength(
+                f"{name} has {error.tokens} tokens; the context holds {self.facts.max_model_len}", param=name
+            ) from error
+
+    def _check_characters(self, count: int, name: str) -> None:
+        least = count // self.loaded.tokenizer.max_characters_per_token
+        limit = self.facts.max_model_len
+        if least > limit:
+            raise ContextLength(f"{name} has over {least} tokens; the context holds {limit}", param=name)
+
+    def new_job(self, prefix: str, request: web.Request) -> Job:
+        return Job(
+            f"{prefix}{secrets.token_hex(16)}",
+            request[CALLER].owner,
+            self.metrics,
+            frozenset(self.facts.eos_ids),
+            request.path,
+        )
+
+    def launch(
+        self,
+        job: Job,
+        prompts: list[array[int]],
+        params: Params,
+        *,
+        prompt_logprobs: int = -1,
+        continues: bool = False,
+        grammar: Grammar | None = None,
+        splitter: Callable[[], ReasoningSplitter] | None = None,
+        parser: Callable[[], Parser] | None = None,
+    ) -> None:
+        """Submits n sequences a prompt; choice numbers count through prompts. Raises before anything is sent, or
+        aborts what was."""
+        facts, tokenizer = self.facts, self.loaded.tokenizer
+        salt = params.cache_salt
+        if self.options.salt_per_key and job.owner:
+            salt = hashlib.sha256(f"{job.owner}\0{salt or ''}".encode()).hexdigest()
+        budgets = []
+        for prompt in prompts:
+            if not prompt:
+                raise InvalidRequest("the prompt is empty", param="prompt", code="empty_prompt")
+            budgets.append(params.budget(len(prompt), facts))
+        deadline = self.options.request_timeout_s or self.options.limits.deadline_seconds
+        self.metrics.requests += 1
+        self.jobs[job.public_id] = job
+        self.idle.clear()
+        try:
+            for number, (prompt, budget) in enumerate(zip(prompts, budgets, strict=True)):
+                data = prompt.tobytes()
+                engine = self.fleet.pick(prompt, salt, params.n)
+                for choice in range(params.n):
+                    submit = Submit(
+                        id=0,
+                        prompt=data,
+                        max_tokens=max(1, budget),
+                        sampling=params.seeded(choice),
+                        min_tokens=min(params.min_tokens, budget),
+                        stop_token_ids=params.stop_token_ids,
+                        priority=params.priority,
+                        cache_salt=salt,
+                        deadline_s=deadline,
+                        prompt_logprobs=prompt_logprobs if choice == 0 else -1,
+                        grammar=grammar,
+                        client=params.user or job.owner[:12],
+                    )
+                    sequence = Sequence(
+                        job,
+                        number * params.n + choice,
+                        prompt,
+                        submit,
+                        tokenizer.stream(params.skip_special, continues),
+                        prompt_index=number,
+                        stops=StopMatcher(params.stops, params.include_stop) if params.stops else None,
+                        splitter=splitter() if splitter else None,
+                        parser=parser() if parser else None,
+                    )
+                    engine.submit(sequence)
+                    job.sequences.append(sequence)
+                    job.open += 1
+        except ApiError:
+            job.abort()
+            self.release(job)
+            raise
+
+    def release(self, job: Job) -> None:
+        """The job's handler is done with it."""
+        if not job.done.done():
+            job.abort()
+        self.jobs.pop(job.public_id, None)
+        if not self.jobs:
+            self.idle.set()
+
+    async def load_text(self) -> None:
+        """Reads the tokenizer and compiles the template, off the loop. Raises TokenizerError or a Jinja error."""
+        self.text = await asyncio.get_running_loop().run_in_executor(None, load_text, self.options)
+        self.update_state()
+
+
+def load_text(options: ServerOptions) -> Text:
+    tokenizer = load_tokenizer(options.tokenizer or options.model)
+    source = options.chat_template
+    if source and "{" not in source:
+        with open(source, encoding="utf-8") as file:
+            source = file.read()
+    template = ChatTemplate(source or tokenizer.chat_template or PLAIN_TEMPLATE, tokenizer, options.limits)
+    return Text(tokenizer, ChatPrompt(tokenizer, template))
+
+
+FRONT: web.AppKey[Front] = web.AppKey("front", Front)
+
+
+def front_of(request: web.Request) -> Front:
+    return request.app[FRONT]

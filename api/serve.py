@@ -1,0 +1,220 @@
+"""Runs one front from a listening socket and engine endpoints to its exit code.
+
+The caller (the supervisor) binds the port and starts the engines; `run` answers from its first moment: `/health`
+and `/ready` say what the engines are doing while they load.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import ssl
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from tsd.api.app import make_app
+from tsd.api.engines import EngineClient
+from tsd.api.front import Front
+from tsd.api.metrics import Metrics, request_log
+from tsd.api.options import EngineEndpoint, ServerOptions
+from tsd.api.routes.admin import SNAPSHOTS
+from tsd.api.routing import Fleet
+from tsd.api.streaming import Outbox
+from tsd.engine.protocol import Progress, Ready
+
+log = logging.getLogger("tsd.api")
+
+EXIT_OK = 0
+EXIT_FAULT = 1
+EXIT_FORCED = 130
+FAULT_LINGER_S = 1.0
+"""After an engine's death: time in which probes see 503 and streams get their error."""
+
+
+def _always(engine: int) -> bool:
+    return True
+
+
+def _nothing(*_: object) -> None:
+    return None
+
+
+@dataclass
+class Hooks:
+    """How a supervisor looks in. All are called in the front's loop and must not block."""
+
+    engine_alive: Callable[[int], bool] = _always
+    """Asked while an engine does not listen yet; False ends the wait."""
+    on_progress: Callable[[int, Progress], None] = _nothing
+    on_engine_ready: Callable[[int, Ready], None] = _nothing
+    on_ready: Callable[[], None] = _nothing
+    """Once, when requests are taken."""
+    on_fault: Callable[[int, str], None] = _nothing
+    """An engine died or the tokenizer could not be read (engine −1)."""
+    on_draining: Callable[[], None] = _nothing
+    stop: asyncio.Event | None = None
+    """Set it to drain and return, in place of a signal."""
+
+
+async def run(
+    options: ServerOptions,
+    engines: list[EngineEndpoint],
+    listen_socket: socket.socket,
+    hooks: Hooks | None = None,
+) -> int:
+    """Serves until it is told to stop (0) or an engine dies (1). A second signal while draining forces (130)."""
+    server = _Server(options, engines, hooks or Hooks())
+    return await server.run(listen_socket)
+
+
+class _Server:
+    def __init__(self, options: ServerOptions, engines: list[EngineEndpoint], hooks: Hooks) -> None:
+        self._hooks = hooks
+        self._options = options
+        self._stop = asyncio.Event()
+        self._force = asyncio.Event()
+        self._faulted = asyncio.Event()
+        outbox = Outbox()
+        clients = [EngineClient(endpoint, outbox, self._on_change) for endpoint in engines]
+        for client in clients:
+            client.on_progress = hooks.on_progress
+        fleet = Fleet(clients, options.limits)
+        self.front = Front(options, fleet, outbox, Metrics(options.name))
+        self.front.metrics.fleet = fleet
+        self.front.idle.set()
+        self._told_ready = False
+
+    async def run(self, listen_socket: socket.socket) -> int:
+        handler = _set_request_log(self._options)
+        app = make_app(self.front)
+        runner = web.AppRunner(
+            app,
+            handler_cancellation=True,
+            access_log=None,
+            max_line_size=self._options.limits.header_bytes,
+            max_field_size=self._options.limits.header_bytes,
+            shutdown_timeout=1.0,
+        )
+        await runner.setup()
+        site = web.SockSite(runner, listen_socket, ssl_context=_tls(self._options), backlog=4096)
+        await site.start()
+        tasks = [asyncio.create_task(client.connect(self._hooks.engine_alive)) for client in self.front.fleet.engines]
+        tasks.append(asyncio.create_task(self._load_text()))
+        try:
+            with self._signals():
+                code = await self._until_told()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self.front.state = "stopped"
+            await app[SNAPSHOTS].close()
+            await runner.cleanup()
+            for client in self.front.fleet.engines:
+                client.close()
+            if handler is not None:
+                request_log.removeHandler(handler)
+                handler.close()
+        return code
+
+    async def _until_told(self) -> int:
+        external = self._hooks.stop
+        waits = [
+            asyncio.create_task(event.wait()) for event in (self._stop, self._faulted, external) if event is not None
+        ]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        if self._faulted.is_set():
+            await asyncio.sleep(FAULT_LINGER_S)
+            return EXIT_FAULT
+        return await self._drain()
+
+    async def _drain(self) -> int:
+        """No new requests; those in flight end, or are cut off after drain_s or by a second signal."""
+        self.front.state = "draining"
+        self._hooks.on_draining()
+        done = asyncio.create_task(self.front.idle.wait())
+        force = asyncio.create_task(self._force.wait())
+        fault = asyncio.create_task(self._faulted.wait())
+        try:
+            await asyncio.wait([done, force, fault], timeout=self._options.drain_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in (done, force, fault):
+                wait.cancel()
+        if self._force.is_set():
+            return EXIT_FORCED
+        return EXIT_FAULT if self._faulted.is_set() else EXIT_OK
+
+    def _on_change(self, client: EngineClient) -> None:
+        self.front.update_state()
+        if client.state == "ready" and client.ready is not None:
+            self._hooks.on_engine_ready(client.engine, client.ready)
+        if client.state == "dead" and self.front.state != "stopped":
+            log.error("engine %d is dead: %s", client.engine, client.fault)
+            self._hooks.on_fault(client.engine, client.fault)
+            self._faulted.set()
+        self._tell_ready()
+
+    def _tell_ready(self) -> None:
+        if self.front.state == "ready" and not self._told_ready:
+            self._told_ready = True
+            self._hooks.on_ready()
+
+    async def _load_text(self) -> None:
+        try:
+            await self.front.load_text()
+        except Exception as error:  # whatever is wrong with the model's text files, the server cannot serve
+            log.error("the tokenizer or chat template cannot be used: %s", error)
+            self._hooks.on_fault(-1, str(error))
+            self.front.state = "failed"
+            self._faulted.set()
+        self._tell_ready()
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        if not self._options.handle_signals:
+            yield
+            return
+        loop = asyncio.get_running_loop()
+
+        def told() -> None:
+            (self._force if self._stop.is_set() else self._stop).set()
+
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        for number in numbers:
+            loop.add_signal_handler(number, told)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)
+
+
+def _tls(options: ServerOptions) -> ssl.SSLContext | None:
+    if not options.tls_certificate:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(options.tls_certificate, options.tls_key or None)
+    return context
+
+
+def _set_request_log(options: ServerOptions) -> logging.Handler | None:
+    """One JSON line a request, without a prefix."""
+    if not options.request_log:
+        return None
+    to_stderr = options.request_log == "-"
+    handler = logging.StreamHandler(sys.stderr) if to_stderr else logging.FileHandler(options.request_log)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    request_log.addHandler(handler)
+    request_log.propagate = False
+    request_log.setLevel(logging.INFO)
+    return handler

@@ -1,0 +1,205 @@
+"""A model's tokenizer: encode, decode, and what its special tokens are. Knows no chat message and no HTTP.
+
+TokenizerError is raised for files that cannot be read or understood; its message names the file.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import threading
+from array import array
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+import tokenizers
+
+from tsd.api.text.detokenizer import ByteDetokenizer, ByteTable, Detokenizer, WindowDetokenizer
+
+
+class TextTooLong(ValueError):
+    """The text has `tokens` tokens, over the limit that was given."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__(f"{tokens} tokens")
+        self.tokens = tokens
+
+
+def check_tokens(count: int, limit: int | None) -> None:
+    if limit is not None and count > limit:
+        raise TextTooLong(count)
+
+
+class TokenizerError(ValueError):
+    """The tokenizer files are missing, broken, or of a kind that is not supported."""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    size: int
+    specials: dict[str, int]
+    """Control tokens by their text."""
+    special_ids: frozenset[int]
+    eos_ids: tuple[int, ...] = ()
+    pattern: re.Pattern[str] | None = field(default=None)
+    """Finds any special token's text; longest first."""
+
+    @staticmethod
+    def pattern_of(specials: dict[str, int]) -> re.Pattern[str] | None:
+        texts = sorted((text for text in specials if text), key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, texts))) if texts else None
+
+
+class Tokenizer(Protocol):
+    vocabulary: Vocabulary
+    chat_template: str | None
+    bos_token: str
+    eos_token: str
+    max_characters_per_token: int
+    """No token stands for more characters: a lower bound on a text's length in tokens, before encoding it."""
+
+    def encode(self, text: str, add_special: bool = True, limit: int | None = None) -> array[int]:
+        """Raises TextTooLong over `limit` tokens, before their ids are boxed (which holds the interpreter)."""
+
+    def encode_plain(self, text: str, limit: int | None = None) -> array[int]:
+        """Special tokens' texts are ordinary text here."""
+
+    def decode(self, ids: list[int] | array[int], skip_special: bool = True) -> str: ...
+    def token_bytes(self, token: int) -> bytes: ...
+    def stream(self, skip_special: bool = True, continues: bool = False) -> Detokenizer: ...
+
+
+class _DecoderPart(msgspec.Struct):
+    type: str = ""
+    decoders: list[_DecoderPart] = []
+    prepend_scheme: str = "always"
+    replacement: str = "▁"
+    content: str = ""
+    start: int = 0
+
+
+class _TokenizerPart(msgspec.Struct):
+    decoder: _DecoderPart | None = None
+
+
+def _unmap() -> dict[str, int]:
+    """GPT-2's printable stand-ins for bytes: printable Latin-1 stands for itself, the others are moved to U+0100.."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    table = {chr(byte): byte for byte in printable}
+    others = (byte for byte in range(256) if byte not in printable)
+    table.update({chr(256 + index): byte for index, byte in enumerate(others)})
+    return table
+
+
+_BYTE_OF = _unmap()
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def byte_level_piece(token: str) -> bytes:
+    try:
+        return bytes([_BYTE_OF[character] for character in token])
+    except KeyError:
+        return token.encode()
+
+
+def sentencepiece_piece(token: str, mark: str) -> bytes:
+    match = _BYTE_TOKEN.fullmatch(token)
+    return bytes([int(match[1], 16)]) if match else token.replace(mark, " ").encode()
+
+
+class FastTokenizer:
+    """Over a `tokenizers.Tokenizer`; `source` is its JSON when known (saves writing it out to see the decoder)."""
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        source: bytes | None = None,
+        chat_template: str | None = None,
+        bos_token: str = "",
+        eos_token: str = "",
+        eos_ids: tuple[int, ...] = (),
+    ) -> None:
+        self._backend = backend
+        self._plain: tokenizers.Tokenizer | None = None
+        self._lock = threading.Lock()
+        self.chat_template = chat_template
+        self.bos_token = bos_token
+        self.eos_token = eos_token
+        vocab = backend.get_vocab(with_added_tokens=True)
+        added = backend.get_added_tokens_decoder()
+        specials = {token.content: token_id for token_id, token in added.items() if token.special}
+        size = max(vocab.values(), default=-1) + 1
+        self.max_characters_per_token = max(map(len, vocab), default=1)
+        if eos_token in vocab and vocab[eos_token] not in eos_ids:
+            eos_ids = (*eos_ids, vocab[eos_token])
+        special_ids = frozenset(specials.values())
+        self.vocabulary = Vocabulary(size, specials, special_ids, eos_ids, Vocabulary.pattern_of(specials))
+        text = source if source is not None else backend.to_str().encode()
+        decoder = msgspec.json.decode(text, type=_TokenizerPart).decoder
+        self._keep, self._skip = self._tables(decoder, vocab, {i: t.content for i, t in added.items()}, special_ids)
+
+    def _tables(
+        self,
+        decoder: _DecoderPart | None,
+        vocab: dict[str, int],
+        added: dict[int, str],
+        special_ids: frozenset[int],
+    ) -> tuple[ByteTable | None, ByteTable | None]:
+        parts = [] if decoder is None else (decoder.decoders or [decoder])
+        kinds = {part.type for part in parts}
+        strip = any(part.type == "Strip" and part.content == " " and part.start == 1 for part in parts)
+        metaspace = next((part for part in parts if part.type == "Metaspace"), None)
+        byte_level = "ByteLevel" in kinds
+        if not (byte_level or kinds <= {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}) or not kinds:
+            return None, None
+        mark = metaspace.replacement if metaspace else "▁"
+        if metaspace and metaspace.prepend_scheme != "never":
+            strip = True
+        pieces = [b""] * self.vocabulary.size
+        for token, token_id in vocab.items():
+            if byte_level:
+                pieces[token_id] = byte_level_piece(token)
+            else:
+                pieces[token_id] = sentencepiece_piece(token, mark)
+        for token_id, content in added.items():
+            pieces[token_id] = content.encode()
+        keep = ByteTable(pieces, strip)
+        for token_id in special_ids:
+            pieces[token_id] = b""
+        return keep, ByteTable(pieces, strip)
+
+    def encode(self, text: str, add_special: bool = True, limit: int | None = None) -> array[int]:
+        # The batch call releases the interpreter lock while it works; the single one does not.
+        encoding = self._backend.encode_batch_fast([text], add_special_tokens=add_special)[0]
+        check_tokens(len(encoding), limit)
+        return array("i", encoding.ids)
+
+    def encode_plain(self, text: str, limit: int | None = None) -> array[int]:
+        with self._lock:
+            if self._plain is None:
+                self._plain = copy.deepcopy(self._backend)
+                self._plain.encode_special_tokens = True
+        encoding = self._plain.encode_batch_fast([text], add_special_tokens=False)[0]
+        check_tokens(len(encoding), limit)
+        return array("i", encoding.ids)
+
+    def decode(self, ids: list[int] | array[int], skip_special: bool = True) -> str:
+        stream = self.stream(skip_special)
+        return "".join(map(stream.push, ids)) + stream.finish()
+
+    def token_bytes(self, token: int) -> bytes:
+        if self._keep is not None:
+            return self._keep.pieces[token] if 0 <= token < len(self._keep.pieces) else b""
+        return (self._backend.id_to_token(token) or "").encode()
+
+    def stream(self, skip_special: bool = True, continues: bool = False) -> Detokenizer:
+        table = self._skip if skip_special else self._keep
+        if table is not None:
+            return ByteDetokenizer(table, continues)
+        return WindowDetokenizer(lambda ids: self._decode_window(ids, skip_special))
+
+    def _decode_window(self, ids: list[int], skip_special: bool) -> str:
+        text: Any = self._backend.decode(ids, skip_special_tokens=skip_special)
+        return str(text)

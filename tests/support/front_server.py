@@ -1,0 +1,117 @@
+"""Runs a whole front over fake engines in the test's own loop, on a free loopback port."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import uvloop
+from support.fake_engine import FakeEngine
+
+from tsd.api.options import EngineEndpoint, ServerOptions
+from tsd.api.serve import Hooks, run
+
+MODEL_CONFIG = {"vocab_size": 1100, "eos_token_id": 2}
+
+
+class Server:
+    """`session` talks to it; `stop` ends it as a signal would and gives its exit code."""
+
+    def __init__(self, engines: list[FakeEngine], url: str, hooks: Hooks, task: asyncio.Task[int]) -> None:
+        self.engines = engines
+        self.engine = engines[0]
+        self.url = url
+        self.hooks = hooks
+        self.task = task
+        self.session = aiohttp.ClientSession(base_url=url)
+
+    async def stop(self) -> int:
+        assert self.hooks.stop is not None
+        self.hooks.stop.set()
+        return await self.task
+
+    async def post(self, path: str, body: Any = None, **options: Any) -> tuple[int, Any]:
+        data = body if isinstance(body, (bytes, str)) else json.dumps(body if body is not None else {})
+        async with self.session.post(path, data=data, **options) as response:
+            text = await response.text()
+            return response.status, json.loads(text) if text else None
+
+    async def get(self, path: str, **options: Any) -> tuple[int, Any]:
+        async with self.session.get(path, **options) as response:
+            text = await response.text()
+            return response.status, json.loads(text) if response.content_type == "application/json" else text
+
+    async def events(self, path: str, body: Any, **options: Any) -> list[Any]:
+        """The data of each event; `[DONE]` as that string."""
+        async with self.session.post(path, json=body, **options) as response:
+            assert response.status == 200, await response.text()
+            found = []
+            async for line in response.content:
+                if line.startswith(b"data: "):
+                    data = line[6:].strip().decode()
+                    found.append(data if data == "[DONE]" else json.loads(data))
+            return found
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    engines: int = 1,
+    model: str | None = None,
+    options: dict[str, Any] | None = None,
+    wait: bool = True,
+    **engine: Any,
+) -> AsyncIterator[Server]:
+    with tempfile.TemporaryDirectory(prefix="tsd") as folder:
+        if model is None:
+            (Path(folder) / "config.json").write_text(json.dumps(MODEL_CONFIG))
+            model = folder
+        fakes = [FakeEngine(f"{folder}/{index}.sock", **engine) for index in range(engines)]
+        for fake in fakes:
+            await fake.start()
+        listener = socket.create_server(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        defaults: dict[str, Any] = {"served_names": ("test",), "handle_signals": False, "request_log": ""}
+        config = ServerOptions(model=model, port=port, **{**defaults, **(options or {})})
+        hooks = Hooks(stop=asyncio.Event())
+        ready = asyncio.Event()
+        hooks.on_ready = ready.set
+        endpoints = [EngineEndpoint(index, fake.path) for index, fake in enumerate(fakes)]
+        task = asyncio.create_task(run(config, endpoints, listener, hooks))
+        server = Server(fakes, f"http://127.0.0.1:{port}", hooks, task)
+        try:
+            if wait:
+                async with asyncio.timeout(20):
+                    await ready.wait()
+            yield server
+        finally:
+            await server.session.close()
+            if not task.done():
+                await server.stop()
+            else:
+                task.result()
+            for fake in fakes:
+                await fake.stop()
+
+
+def run_async(test: Callable[[], Awaitable[None]]) -> None:
+    """Runs under uvloop with asyncio's debug checks off; a leaked task or socket is an error of pytest's."""
+
+    async def main() -> None:
+        async with asyncio.timeout(60):
+            await test()
+
+    uvloop.run(main())
+
+
+def limits(**values: Any) -> Any:
+    from tsd.api.limits import Limits
+
+    return msgspec.structs.replace(Limits(), **values)
