@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -310,8 +309,6 @@ def _read_file(path: str) -> dict[str, Any]:
 
 
 def model_from_file(path: str | None) -> str | None:
-    return str(_read_file(path)["model"]) if path and "model" in _read_file(path) else None
-
-
-def from_environment() -> Mapping[str, str]:
-    return os.environ
+    """The `model` of a configuration file, where it names one."""
+    found = _read_file(path).get("model") if path else None
+    return None if found is None else str(found)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import socket
+import subprocess
 import sys
-import time
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from tsd.console import default_model, options
+from tsd.console.display import StartDisplay, say
 from tsd.console.errors import CommandError, UsageError
 from tsd.console.options import Settings
 from tsd.engine.config import EngineConfig
@@ -51,9 +54,9 @@ def main(argv: Sequence[str]) -> int:
     gpus = choose_gpus(settings)
     model = known.model or options.model_from_file(config_file) or ""
     if known.dry_run:
-        from tsd.console.dry_run import dry_run
-
-        return dry_run(settings, engine_configs(settings, model or str(default_model.path()), gpus))
+        if not model:
+            model = str(default_model.fetch())
+        return dry_run(settings, engine_configs(settings, model, gpus)[0])
     # The port comes first: a conflict must not be found out after the weights have loaded.
     listener = bind(settings["host"].value, settings["port"].value)
     if not model:
@@ -62,7 +65,10 @@ def main(argv: Sequence[str]) -> int:
         model = str(default_model.fetch())
     elif not Path(model).exists():
         raise CommandError(f"there is no model at {model}: give a GGUF file or a model folder")
-    return serve(settings, engine_configs(settings, model, gpus), model, listener, console=known.console)
+    configs = engine_configs(settings, model, gpus)
+    if known.console:
+        return with_console(listener, lambda: serve(settings, configs, model, listener))
+    return serve(settings, configs, model, listener)
 
 
 def refuse_unsupported(settings: Settings) -> None:
@@ -113,39 +119,48 @@ def bind(host: str, port: int) -> socket.socket:
         raise CommandError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
 
 
-def say(elapsed: float, text: str) -> None:
-    print(f"[{elapsed:6.1f} s] {text}", file=sys.stderr, flush=True)
-
-
-class StartDisplay:
-    """Phases of the start on the terminal, one line each, with the time since launch."""
-
-    def __init__(self, engines: int) -> None:
-        self.began = time.monotonic()
-        self._engines = engines
-        self._last: dict[int, tuple[str, int]] = {}
-
-    def progress(self, engine: int, phase: str, detail: str, fraction: float | None) -> None:
-        """A line at each new phase and detail; a fraction alone prints at tenths on a terminal only."""
-        tenth = int((fraction or 0.0) * 10)
-        if not detail:
-            if not sys.stderr.isatty() or self._last.get(engine) == (phase, tenth) or tenth in (0, 10):
-                return
-            detail = f"{tenth * 10}%"
-        self._last[engine] = (phase, tenth)
-        name = f"engine {engine}: " if self._engines > 1 else ""
-        say(time.monotonic() - self.began, f"{name}{phase:<8} {detail}")
-
-    def note(self, text: str) -> None:
-        say(time.monotonic() - self.began, text)
-
-
-def serve(
-    settings: Settings, configs: list[EngineConfig], model: str, listener: socket.socket, *, console: bool
-) -> int:
+def serve(settings: Settings, configs: list[EngineConfig], model: str, listener: socket.socket) -> int:
     import uvloop
 
     from tsd.console.serving import run_server
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    return uvloop.run(run_server(settings, configs, model, listener, StartDisplay(len(configs)), console=console))
+    return uvloop.run(run_server(settings, configs, model, listener, StartDisplay(len(configs))))
+
+
+def dry_run(settings: Settings, config: EngineConfig) -> int:
+    """Prints what a start would do. Kernels are asked in a process of their own, as an engine is."""
+    print("configuration")
+    for name, value, source in options.describe(settings):
+        print(f"  {name:<24} {value:<28} {source}")
+    sys.stdout.flush()
+    command = [
+        sys.executable,
+        "-m",
+        "tsd.engine.kernels_command",
+        "--config-json",
+        msgspec.json.encode(config).decode(),
+    ]
+    return subprocess.run(command, check=False, env={**os.environ, "PYTHONSAFEPATH": "1"}).returncode
+
+
+def with_console(listener: socket.socket, serve_now: Callable[[], int]) -> int:
+    """Opens the console in this terminal and serves behind it; the server's own lines go to a file."""
+    host, port = listener.getsockname()[:2]
+    log_path = Path(tempfile.gettempdir()) / f"tsd-{os.getpid()}.log"
+    child = os.fork()
+    if child == 0:
+        with log_path.open("ab") as log_file:
+            os.dup2(log_file.fileno(), 2)
+            os.dup2(log_file.fileno(), 1)
+        os.setsid()
+        os._exit(serve_now())
+    listener.close()
+    from tsd.console.app import main as console_main
+
+    try:
+        return console_main(["--url", f"http://{host}:{port}"])
+    finally:
+        print(f"stopping the server; its log is {log_path}", file=sys.stderr)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGTERM)
+        os.waitpid(child, 0)

@@ -6,6 +6,7 @@ import hashlib
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,6 +15,7 @@ from tsd.engine.config import EngineConfig
 from tsd.engine.engine import EngineParts
 from tsd.engine.errors import ConfigurationError, StartError
 from tsd.engine.executor.base import Executor
+from tsd.engine.kernel_report import describe
 from tsd.engine.memory import GIB, MemoryPlan, plan_memory
 from tsd.engine.model_config import ModelConfig, load_model_config
 from tsd.engine.model_errors import ModelError
@@ -248,3 +250,17 @@ def weights_version(config: EngineConfig, model: Decoder) -> bytes:
         digest.update(f"{file.name}:{facts.st_size}:{facts.st_mtime_ns}\n".encode())
     digest.update(f"{model.dtype} {model.kv.dtype} {config.quantization} {config.load_format} {config.seed}".encode())
     return digest.digest()
+
+
+def sketch_engine(config: EngineConfig) -> tuple[MemoryPlan, list[dict[str, Any]]]:
+    """What a start would choose: memory and kernels. Loads no weights. Raises StartError."""
+    try:
+        device = open_device(config)
+        model_config = load_model_config(config.model)
+        model, memory = load_model(config, model_config, device, lambda *_: None, load=False)
+        sample = select(
+            "sampling.sample", device=device, objective=objective_of(config), config=kernel_overrides(config)
+        )
+        return memory, describe(model.describe_kernels(), sample)
+    except (ModelError, KernelError) as error:
+        raise StartError(str(error)) from error

@@ -1,0 +1,92 @@
+"""Runs the front and its engines together until one of them ends."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+
+from tsd.api.limits import Limits
+from tsd.api.options import EngineEndpoint, ServerOptions
+from tsd.api.serve import Hooks, run
+from tsd.console.display import StartDisplay
+from tsd.console.options import Settings
+from tsd.engine.config import EngineConfig
+from tsd.engine.protocol import Progress, Ready
+from tsd.engine.supervisor import EngineExit, Supervisor
+
+EXIT_ENGINE = 1
+
+
+def server_options(settings: Settings, model: str, address: tuple[str, int]) -> ServerOptions:
+    """The front's part of the settings."""
+    value = {key: setting.value for key, setting in settings.items()}
+    return ServerOptions(
+        model=model,
+        host=address[0],
+        port=address[1],
+        served_names=tuple(name for name in value["served_model_name"].split(",") if name),
+        tokenizer=value["tokenizer"],
+        chat_template=value["chat_template"],
+        api_keys=value["api_key"],
+        admin_key=value["admin_key"],
+        reasoning_parser=value["reasoning_parser"],
+        tool_call_parser=value["tool_call_parser"],
+        request_timeout_s=value["request_timeout"],
+        drain_s=value["drain_timeout"],
+        log_level=value["log_level"],
+        request_log="-" if value["log_requests"] else "",
+        cors_origins=value["cors_origin"],
+        tls_certificate=value["tls_certfile"],
+        tls_key=value["tls_keyfile"],
+        limits=Limits(),
+    )
+
+
+async def run_server(
+    settings: Settings, configs: list[EngineConfig], model: str, listener: socket.socket, display: StartDisplay
+) -> int:
+    """Serves until told to stop, or until an engine ends. Returns the process's exit code."""
+    address = listener.getsockname()[:2]
+    options = server_options(settings, model, address)
+    scheme = "https" if options.tls_certificate else "http"
+    host = f"[{address[0]}]" if ":" in address[0] else address[0]
+    url = f"{scheme}://{host}:{address[1]}"
+    display.note(f"port     listening on {url}")
+    code = EXIT_ENGINE
+    async with Supervisor(configs) as supervisor:
+        ended: dict[int, EngineExit] = {}
+
+        async def watch() -> None:
+            for engine in asyncio.as_completed([engine.wait() for engine in supervisor.engines]):
+                exit_ = await engine
+                ended[exit_.engine] = exit_
+
+        def progress(engine: int, message: Progress) -> None:
+            display.progress(engine, message.phase, message.detail, message.fraction)
+
+        def engine_ready(engine: int, ready: Ready) -> None:
+            display.engine_ready(engine, ready.model, ready.device, ready.dtype, ready.max_total_tokens)
+
+        hooks = Hooks(
+            engine_alive=lambda engine: engine not in ended,
+            on_progress=progress,
+            on_engine_ready=engine_ready,
+            on_ready=lambda: display.note(f"ready    {url}/v1  (Ctrl-C stops)"),
+            on_fault=lambda engine, text: display.fault(engine, text),
+            on_draining=lambda: display.note("drain    no new requests; a second signal stops at once"),
+        )
+        watching = asyncio.create_task(watch())
+        endpoints = [EngineEndpoint(engine.config.engine, engine.socket_path) for engine in supervisor.engines]
+        try:
+            code = await run(options, endpoints, listener, hooks)
+        finally:
+            if code not in (0, EXIT_ENGINE):
+                supervisor.kill()
+            await supervisor.stop(5.0)
+            watching.cancel()
+        for exit_ in ended.values():
+            if exit_.code and code:
+                display.note(str(exit_))
+    sys.stderr.flush()
+    return code
