@@ -155,6 +155,9 @@ def config_from_json(raw: Mapping[str, Any], where: str = "config.json") -> Mode
         raise fields.error(f"field 'hidden_act' is {raw['hidden_act']!r}; only 'silu' is supported")
     if raw.get("use_sliding_window") or (raw.get("sliding_window") and "use_sliding_window" not in raw):
         raise fields.error("field 'sliding_window': sliding window attention is not supported for this architecture")
+    kinds = raw.get("layer_types") or []
+    if any(kind != "full_attention" for kind in kinds):
+        raise fields.error(f"field 'layer_types' has {sorted(set(kinds))}; only 'full_attention' is supported")
     heads = fields.integer("num_attention_heads")
     hidden = fields.integer("hidden_size")
     if raw.get("head_dim") is None and hidden % heads:

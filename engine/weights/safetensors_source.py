@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,15 @@ class SafetensorsSource(WeightSource):
     def index(self) -> dict[str, TensorInfo]:
         return self._index
 
+    def check(self, expected: Mapping[str, tuple[int, ...]], ignored: Callable[[str], bool]) -> None:
+        super().check(expected, ignored)
+        for name in expected:
+            info = self._index[name]
+            if info.kind not in _FLOATS:
+                raise WeightsError(info.file, f"has type {info.kind}; supported are {', '.join(_FLOATS)}", name)
+
     def read_into(self, name: str, out: torch.Tensor) -> None:
         info = self._index[name]
-        if info.kind not in _FLOATS:
-            raise WeightsError(info.file, f"has type {info.kind}; supported are {', '.join(_FLOATS)}", name)
         try:
             tensor = self._files[info.file].get_tensor(name)
         except (SafetensorError, OSError) as error:

@@ -1,4 +1,4 @@
-"""The default model itself: transformers, loading the same GGUF, is the oracle for full precision; packed comes near."""
+"""The default model: transformers, loading the same GGUF, is the oracle for full precision; packed comes near."""
 
 from __future__ import annotations
 

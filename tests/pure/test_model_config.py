@@ -101,6 +101,7 @@ def test_rope_kinds(scaling: Any, expected: RopeConfig) -> None:
         ({"head_dim": 7}, "odd"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"sliding_window": 4096}, "sliding_window"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
         ({"torch_dtype": "int4"}, "int4"),
         ({"eos_token_id": "</s>"}, "eos_token_id"),
