@@ -48,10 +48,12 @@ class Embedding(Layer):
     def load(self, source: WeightSource) -> None:
         assert self.selection is not None, "plan() comes first"
         table = read_weight(self.site, source, (self.name,), (self.vocab,), self.hidden, self.method)
-        self.weight = self.selection.prepare(table)
-        self.call = partial(self.selection.fn, weight=self.weight, dtype=self.site.dtype)
         if self.tied is not None:
             self.tied.use(table, source)
+            if self.selection.spec.prepare and self.tied.weight is not None:
+                table = self.tied.weight  # where both kernels read one layout, it is packed and held once
+        self.weight = self.selection.prepare(table)
+        self.call = partial(self.selection.fn, weight=self.weight, dtype=self.site.dtype)
 
     def uses(self) -> list[KernelUse]:
         assert self.selection is not None, "plan() comes first"

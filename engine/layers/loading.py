@@ -20,10 +20,22 @@ def stored_method(source: WeightSource, names: tuple[str, ...]) -> str:
 
 
 def settle_method(site: Site, op: str, traits: Mapping[str, TraitValue], stored: str) -> str:
-    """How the weight will be held: as asked, or as stored where a kernel gains from it, or dense."""
+    """How the weight will be held: as asked, or as stored where a kernel gains from it, or dense.
+
+    int8 means 8 bits a weight: one scale a row, or where only that has a kernel, one for each 32 columns (q8_0).
+    Rows that do not divide into blocks stay dense.
+    """
+    if site.quantization == "int8":
+        fitting = [method for method in ("int8", "q8_0") if _divides(method, traits)]
+        return next((method for method in fitting if site.gains(op, traits, method)), "int8")
     if site.quantization in QUANTIZED:
-        return site.quantization
-    return stored if stored != "dense" and site.keeps_packed(op, traits, stored) else "dense"
+        return site.quantization if _divides(site.quantization, traits) else "dense"
+    keep = site.quantization == "auto" and stored != "dense" and site.gains(op, traits, stored)
+    return stored if keep else "dense"
+
+
+def _divides(method: str, traits: Mapping[str, TraitValue]) -> bool:
+    return method == "int8" or int(traits["k"]) % weights.BLOCK == 0
 
 
 def read_weight(

@@ -57,9 +57,9 @@ class Site:
             config=self.overrides,
         )
 
-    def keeps_packed(self, op: str, traits: Mapping[str, TraitValue], method: str) -> bool:
-        """Whether a weight stored as `method` should stay so: only a real kernel gains from it."""
-        return self.quantization == "auto" and self.select(op, traits, method).spec.priority > Priority.REFERENCE
+    def gains(self, op: str, traits: Mapping[str, TraitValue], method: str) -> bool:
+        """Whether a kernel reads weights packed as `method`; the reference, which unpacks them each time, is none."""
+        return self.select(op, traits, method).spec.priority > Priority.REFERENCE
 
 
 class KernelUse(NamedTuple):

@@ -119,3 +119,11 @@ def test_quantised_at_load_stays_near_full_precision(method: str, tolerance: flo
     expected, found = (r.prefill([r.add(p) for p in prompts()]) for r in (a, b))
     error = (found - expected).square().mean().sqrt() / expected.square().mean().sqrt()
     assert 0 < error < tolerance
+
+
+def test_rows_that_do_not_divide_into_blocks_stay_dense(tmp_path: Path) -> None:
+    make("llama", tmp_path, intermediate_size=112)
+    methods = {use.role: use.method for use in load(tmp_path, quantization="q4_1").describe_kernels() if use.method}
+    assert methods.pop("down") == "dense"
+    assert methods.pop("embedding") == "dense"
+    assert set(methods.values()) == {"q4_1"}
