@@ -89,6 +89,7 @@ class _Server:
         self.front.metrics.fleet = fleet
         self.front.idle.set()
         self._told_ready = False
+        self._closing = False
 
     async def run(self, listen_socket: socket.socket) -> int:
         handler = _set_request_log(self._options)
@@ -114,6 +115,7 @@ class _Server:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self.front.state = "stopped"
+            self._closing = True
             await app[SNAPSHOTS].close()
             await runner.cleanup()
             for client in self.front.fleet.engines:
@@ -155,10 +157,12 @@ class _Server:
         return EXIT_FAULT if self._faulted.is_set() else EXIT_OK
 
     def _on_change(self, client: EngineClient) -> None:
+        if self._closing:
+            return
         self.front.update_state()
         if client.state == "ready" and client.ready is not None:
             self._hooks.on_engine_ready(client.engine, client.ready)
-        if client.state == "dead" and self.front.state != "stopped":
+        if client.state == "dead":
             log.error("engine %d is dead: %s", client.engine, client.fault)
             self._hooks.on_fault(client.engine, client.fault)
             self._faulted.set()

@@ -107,6 +107,10 @@ class Worker:
                 channel.send(beat)
 
     def _broadcast(self, message: Progress | Ready) -> None:
+        last = self._history[-1] if self._history else None
+        if isinstance(last, Progress) and isinstance(message, Progress) and not last.detail:
+            # A front that comes late needs to know how far a phase is, not each of its hundredths.
+            self._history.pop()
         self._history.append(message)
         for channel in self._channels:
             channel.send(message)
