@@ -155,15 +155,15 @@ def save(result: Result, options: ServeOptions) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f".{path.name}.{os.getpid()}")
         text = msgspec.json.format(msgspec.json.encode(result), indent=1)
-        draft.write_bytes(_one_line_lists(text) + b"\n")
+        draft.write_bytes(one_line_lists(text) + b"\n")
         draft.replace(path)
     except OSError as error:
         raise ResultError(f"cannot write {path}: {error.strerror or error}") from None
     return path
 
 
-def _one_line_lists(text: bytes) -> bytes:
-    """Lists of plain values on one line: thousands of samples should not be thousands of lines."""
+def one_line_lists(text: bytes) -> bytes:
+    """JSON with lists of plain values on one line: thousands of samples should not be thousands of lines."""
     flat = rb"\[\s*((?:[^\[\]{}\"]|\"[^\"\\]*\")*?)\s*\]"
     return re.sub(flat, lambda match: b"[" + re.sub(rb"\s*\n\s*", b" ", match[1]) + b"]", text)
 

@@ -131,12 +131,17 @@ class Session:
                 await watch.end()
 
 
-async def _serve(options: ServeOptions, console: Console) -> int:
-    session = Session(options, console)
+def stopping_on_signals(session: Session) -> None:
+    """Ctrl-C and SIGTERM end the run and keep what it has."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError):
             loop.add_signal_handler(number, session.stop, "stopped by the user")
+
+
+async def _serve(options: ServeOptions, console: Console) -> int:
+    session = Session(options, console)
+    stopping_on_signals(session)
     failed = False
     try:
         for spec in prepare.run_specs(options, session.seed):
