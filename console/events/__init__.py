@@ -1,0 +1,1 @@
+"""The events: retractions, evictions, aborts, refusals, errors."""

@@ -1,0 +1,1 @@
+"""The kernels: what was selected, why, and what lost."""

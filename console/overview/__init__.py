@@ -1,0 +1,1 @@
+"""The overview: latency, load, engines, GPUs, and why TTFT is up."""

@@ -1,0 +1,1 @@
+"""The requests: the table and the timeline of one request."""

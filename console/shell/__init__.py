@@ -1,0 +1,1 @@
+"""What every screen shares: panels, tables, the bars at the top and the bottom, dialogs."""
