@@ -27,7 +27,7 @@ def json_response(value: Any, status: int = 200, headers: dict[str, str] | None 
 async def wait_for(front: Front, job: Job) -> None:
     """Returns when every sequence has ended. Raises the job's error. A disconnect cancels this and aborts the job."""
     try:
-        await job.done
+        await asyncio.wait([job.done])  # awaiting the future itself would let a cancellation cancel it
     finally:
         front.release(job)
     if job.error is not None:

@@ -29,6 +29,7 @@ class Server:
         self.engines = engines
         self.engine = engines[0]
         self.url = url
+        self.port = int(url.rsplit(":", 1)[1])
         self.hooks = hooks
         self.task = task
         self.session = aiohttp.ClientSession(base_url=url)
@@ -67,6 +68,7 @@ async def serving(
     model: str | None = None,
     options: dict[str, Any] | None = None,
     wait: bool = True,
+    send_buffer: int = 0,
     **engine: Any,
 ) -> AsyncIterator[Server]:
     with tempfile.TemporaryDirectory(prefix="tsd") as folder:
@@ -77,6 +79,8 @@ async def serving(
         for fake in fakes:
             await fake.start()
         listener = socket.create_server(("127.0.0.1", 0))
+        if send_buffer:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
         port = listener.getsockname()[1]
         defaults: dict[str, Any] = {"served_names": ("test",), "handle_signals": False, "request_log": ""}
         config = ServerOptions(model=model, port=port, **{**defaults, **(options or {})})
@@ -99,6 +103,13 @@ async def serving(
                 task.result()
             for fake in fakes:
                 await fake.stop()
+
+
+async def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+    """Waits until `condition` holds; raises TimeoutError when it never does."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110 (what is watched has no event)
+            await asyncio.sleep(0.002)
 
 
 def run_async(test: Callable[[], Awaitable[None]]) -> None:
