@@ -236,6 +236,7 @@ def make_executor(config: EngineConfig, model: Decoder, cache: KVCache, memory: 
         vocab_size=model.config.vocab_size,
         device=model.device,
         use_graphs=config.cuda_graphs,
+        timed=bool(config.trace),
         report=report,
     )
 

@@ -16,6 +16,7 @@ from tsd.engine.loop import StepLoop
 from tsd.engine.memory import MemoryPlan
 from tsd.engine.protocol import Abort, Command, Heartbeat, Ready, Reply, Submit
 from tsd.engine.requests import ID_MASK, LiveRequests
+from tsd.engine.trace import Trace
 from tsd.engine.transport import Channel
 from tsd.scheduler.core import Scheduler
 from tsd.scheduler.types import SchedulerConfig
@@ -69,7 +70,8 @@ class Engine:
             )
         )
         self.requests = LiveRequests(self.scheduler, parts.vocab_size)
-        self.loop = StepLoop(self.scheduler, parts.executor, self.requests, on_fault, clock)
+        self.trace = Trace(config.trace, config.engine) if config.trace else None
+        self.loop = StepLoop(self.scheduler, parts.executor, self.requests, on_fault, clock, self.trace)
         self._commands: dict[str, Callable[[str], bytes]] = {
             "pause": self._pause,
             "resume": self._resume,
@@ -160,6 +162,8 @@ class Engine:
     def close(self) -> None:
         self.loop.close()
         self.parts.executor.close()
+        if self.trace is not None:
+            self.trace.close()
 
     def _pause(self, _: str) -> bytes:
         self.loop.paused = True

@@ -12,11 +12,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-import numpy as np
-
 from tsd.engine.executor.base import DeviceFault, Executor, MoveResult, StepResult
 from tsd.engine.pace import Pace
 from tsd.engine.requests import LiveRequests
+from tsd.engine.trace import DEVICE, HOST, Trace
 from tsd.scheduler.core import Scheduler
 from tsd.scheduler.types import ExecutionPlan, MoveDone, StepLanded
 
@@ -31,7 +30,9 @@ class StepLoop:
         requests: LiveRequests,
         on_fault: Callable[[BaseException], None],
         clock: Callable[[], float] = time.monotonic,
+        trace: Trace | None = None,
     ) -> None:
+        self.trace = trace
         self.scheduler = scheduler
         self.executor = executor
         self.requests = requests
@@ -77,10 +78,14 @@ class StepLoop:
             return
         now = self.clock()
         while (plan := self.scheduler.next_plan(now)) is not None:
+            planned = self.clock() if self.trace is not None else 0.0
             if plan.moves:
                 self.executor.submit_moves(plan.moves)
             if plan.num_rows:
                 self.executor.launch(plan)
+                if self.trace is not None:
+                    self.trace.add(HOST, "plan", now, planned - now, step=plan.step)
+                    self.trace.add(HOST, "launch", planned, self.clock() - planned, step=plan.step)
                 self._flights.append(plan)
                 self.last_batch = (plan.num_rows - plan.num_decode, plan.num_decode, plan.num_tokens)
                 self.pace.launched(now)
@@ -88,6 +93,7 @@ class StepLoop:
                 self.requests.admitted(plan.admitted, now)
             if not plan.num_rows:
                 break
+            now = self.clock()
 
     def _landed(self) -> None:
         try:
@@ -109,16 +115,19 @@ class StepLoop:
         self.last_step = plan.step
         self.pace.landed(now, result.device_s, bool(self._flights))
         outcome = self.scheduler.advance(StepLanded(result.step, result.tokens, result.failed), now)
+        if self.trace is not None:
+            self.trace.add(HOST, "advance", now, self.clock() - now, step=plan.step)
+            rows = {"decode": plan.num_decode, "prefill": plan.num_rows - plan.num_decode, "tokens": plan.num_tokens}
+            self.trace.add(DEVICE, "step", result.device_began, result.device_s, step=plan.step, **rows)
         # The device must not wait for what follows: the next plan goes out before the results are told.
         self._launch()
         if outcome is not None and (len(outcome.tokens) or result.prompt_logprobs):
-            self.requests.publish(outcome, result, plan, self.scheduler.take_finished())
+            began = self.clock() if self.trace is not None else 0.0
+            self.requests.publish(outcome, result, self.scheduler.take_finished())
+            if self.trace is not None:
+                self.trace.add(HOST, "publish", began, self.clock() - began, step=plan.step)
 
     def _fail(self, error: BaseException) -> None:
         self._loop.remove_reader(self.executor.landed_fd)
         self.paused = True
         self._on_fault(error)
-
-
-def little_endian(array: np.ndarray, dtype: str) -> bytes:
-    return np.ascontiguousarray(array, dtype=dtype).tobytes()

@@ -17,7 +17,7 @@ from tsd.engine.live import LiveRequest
 from tsd.engine.protocol import Abort, Finished, Started, StepOutput, Submit, TokenLogprobs
 from tsd.engine.transport import Channel
 from tsd.scheduler.core import Scheduler
-from tsd.scheduler.types import Admission, ExecutionPlan, FinishedRequest, Refused, RequestSpec, StepOutcome
+from tsd.scheduler.types import Admission, FinishedRequest, Refused, RequestSpec, StepOutcome
 
 ID_BITS = 40
 ID_MASK = (1 << ID_BITS) - 1
@@ -125,9 +125,7 @@ class LiveRequests:
                 # Back from a retraction: what follows the pages it found again is computed, and told, once more.
                 del live.prompt_logprobs[1 + admission.num_cached :]
 
-    def publish(
-        self, outcome: StepOutcome, result: StepResult, plan: ExecutionPlan, finished: list[FinishedRequest]
-    ) -> None:
+    def publish(self, outcome: StepOutcome, result: StepResult, finished: list[FinishedRequest]) -> None:
         """One message for each front that the step concerns."""
         prompt_logprobs = self._collect_prompt_logprobs(result, outcome)
         if len(self._channels) == 1:

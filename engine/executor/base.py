@@ -33,6 +33,8 @@ class StepResult:
     """By row, for those that asked."""
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     """By request id: one entry for each prompt token predicted in this step, in order."""
+    device_began: float = 0.0
+    """On the engine's monotonic clock."""
     device_s: float = 0.0
     """Time the device worked on the step; 0 where it is not measured."""
 

@@ -97,7 +97,7 @@ class CpuExecutor:
                 os.eventfd_write(self.landed_fd, 1)
 
     def _run(self, plan: ExecutionPlan) -> StepResult:
-        began = time.perf_counter()
+        began = time.monotonic()
         rows = self.rows
         rows.apply(plan)
         logits = self.model.forward(rows.batch(plan), self.cache)
@@ -107,7 +107,7 @@ class CpuExecutor:
             self._draw(plan, sampling_rows, logits[: len(sampling_rows)], result)
         if prompt_rows := rows.prompt_rows(plan):
             self._score_prompts(plan, prompt_rows, logits[len(sampling_rows) :], result)
-        result.device_s = time.perf_counter() - began
+        result.device_began, result.device_s = began, time.monotonic() - began
         return result
 
     def _draw(self, plan: ExecutionPlan, chosen: np.ndarray, logits: torch.Tensor, result: StepResult) -> None:

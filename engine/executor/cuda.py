@@ -7,6 +7,7 @@ replays a graph, and brings the sampled tokens back on a side stream whose last 
 from __future__ import annotations
 
 import os
+import time
 from collections import deque
 from typing import Any
 
@@ -33,7 +34,7 @@ RING = 4
 class Flight:
     """A step on its way: where its tokens will be, and what of it only the host knows."""
 
-    __slots__ = ("plan", "ring", "rows", "sampled", "scored")
+    __slots__ = ("events", "plan", "ring", "rows", "sampled", "scored")
 
     def __init__(self, plan: ExecutionPlan, ring: int, rows: np.ndarray) -> None:
         self.plan = plan
@@ -43,6 +44,8 @@ class Flight:
         self.sampled: tuple[Sampled, np.ndarray] | None = None
         """With log-probabilities: what was drawn, and how many alternatives each row wants."""
         self.scored: dict[int, Any] = {}
+        self.events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+        """Begin and end on the device, where steps are timed."""
 
 
 class CudaExecutor:
@@ -59,6 +62,7 @@ class CudaExecutor:
         vocab_size: int,
         device: torch.device,
         use_graphs: bool,
+        timed: bool,
         report: Any,
     ) -> None:
         self.model = model
@@ -76,6 +80,8 @@ class CudaExecutor:
         self._report = report
         self._flights: deque[Flight] = deque()
         self._padded_rows = 0
+        self._timed = timed
+        self._origin: tuple[torch.cuda.Event, float] | None = None
         most = max_num_seqs + max_num_seqs % 2
         pages = self.rows.page_table.shape[1]
         with torch.cuda.stream(self.stream):
@@ -95,8 +101,12 @@ class CudaExecutor:
     def launch(self, plan: ExecutionPlan) -> None:
         with torch.cuda.stream(self.stream), torch.inference_mode():
             self.rows.apply(plan)
+            began = self._event()
             launch = self._launch_decode if plan.num_decode == plan.num_rows else self._launch_mixed
             flight = launch(plan)
+            ended = self._event()
+            if began is not None and ended is not None:
+                flight.events = (began, ended)
             self.tokens.bring_back(flight.ring, max(1, len(flight.rows)))
         self._flights.append(flight)
         wake.after_stream(self.tokens.stream.cuda_stream, self.landed_fd)
@@ -129,7 +139,28 @@ class CudaExecutor:
             found = logprobs_of(sampled, wanted)
             result.logprobs = {int(flight.rows[i]): entry for i, entry in found.items()}
         result.prompt_logprobs = flight.scored
+        if flight.events is not None and self._origin is not None:
+            event, moment = self._origin
+            began, ended = flight.events
+            ended.synchronize()
+            result.device_began = moment + event.elapsed_time(began) / 1e3
+            result.device_s = began.elapsed_time(ended) / 1e3
         return result
+
+    def _event(self) -> torch.cuda.Event | None:
+        """A moment on the stream, where steps are timed."""
+        if self._origin is None:
+            return None
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(self.stream)
+        return event
+
+    def _set_origin(self) -> None:
+        """Ties the device's clock to the host's."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(self.stream)
+        event.synchronize()
+        self._origin = (event, time.monotonic())
 
     # -- decode: one graph a step ----------------------------------------------------------------------------------
 
@@ -332,6 +363,8 @@ class CudaExecutor:
 
             self.greedy_graphs.capture(self._greedy_step, report)
             self.forward_graphs.capture(self._forward_step, report)
+        if self._timed:
+            self._set_origin()
         return self.statistics()["graphs"]
 
     def describe_kernels(self) -> list[dict[str, Any]]:

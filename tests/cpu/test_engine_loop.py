@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from pathlib import Path
 
@@ -241,3 +242,19 @@ def test_commands_answer_and_bad_ones_are_refused(config: EngineConfig) -> None:
         assert len((await engine.end(id_)).tokens) == 4
 
     run_engine(config, body)
+
+
+def test_the_trace_is_json_and_has_both_tracks(config: EngineConfig, tmp_path: Path) -> None:
+    from msgspec.structs import replace
+
+    async def body(engine: EngineUnderTest) -> None:
+        await engine.generate(PROMPT, 5)
+        await engine.settle()
+
+    file = tmp_path / "trace.json"
+    run_engine(replace(config, trace=str(file)), body)
+    events = [event for event in json.loads(file.read_text()) if event["ph"] == "X"]
+    steps = [event for event in events if event["tid"] == 2]
+    assert {event["name"] for event in events if event["tid"] == 1} >= {"plan", "launch", "advance", "publish"}
+    assert sum(event["args"]["tokens"] for event in steps) >= len(PROMPT) + 4
+    assert all(event["dur"] > 0 for event in steps)
