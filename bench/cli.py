@@ -16,6 +16,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("tsd.bench.serve", "measure a running server over HTTP (also plain `tsd bench`)"),
     "show": ("tsd.bench.show", "print a saved result and its run record"),
     "compare": ("tsd.bench.compare", "ratios of two or more results, with confidence intervals and plots"),
+    "front": ("tsd.bench.front", "what the API front costs per streamed token, on this machine alone"),
     "sweep": ("tsd.bench.sweep", "runs over concurrencies or rates, or the highest load that holds a goal"),
 }
 
