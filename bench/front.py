@@ -1,4 +1,4 @@
-"""What the front costs: CPU per streamed token, and how long its loop stalls. A microbenchmark (`python -m tsd.bench.front`).
+"""What the front costs in CPU per streamed token: a microbenchmark (`tsd bench front`).
 
 The front runs in a process of its own. This process plays both ends: an engine on a real Unix socket that gives
 every stream one token a step, and the clients on loopback that read the streams.
@@ -133,9 +133,14 @@ def http_request(path: str, body: dict[str, Any]) -> bytes:
     return b"POST %b HTTP/1.1\r\nHost: bench\r\nContent-Length: %d\r\n\r\n" % (path.encode(), len(data)) + data
 
 
+def write_config(folder: str) -> None:
+    """A model folder without a tokenizer: text is token ids."""
+    Path(folder, "config.json").write_text(json.dumps({"vocab_size": VOCAB}))
+
+
 async def measure(streams: int, steps: int, period_s: float, body: dict[str, Any]) -> Figures:
     with tempfile.TemporaryDirectory(prefix="tsd-bench") as folder:
-        Path(folder, "config.json").write_text(json.dumps({"vocab_size": VOCAB}))
+        write_config(folder)
         engine = Engine()
         listener = await engine.listen(f"{folder}/engine.sock")
         process = await asyncio.create_subprocess_exec(
