@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from importlib.util import find_spec
 
 from tsd.bench.errors import BenchError, UsageError
 
@@ -16,8 +17,13 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("tsd.bench.serve", "measure a running server over HTTP (also plain `tsd bench`)"),
     "show": ("tsd.bench.show", "print a saved result and its run record"),
     "compare": ("tsd.bench.compare", "ratios of two or more results, with confidence intervals and plots"),
-    "front": ("tsd.bench.front", "what the API front costs per streamed token, on this machine alone"),
     "sweep": ("tsd.bench.sweep", "runs over concurrencies or rates, or the highest load that holds a goal"),
+    "latency": ("tsd.bench.latency", "one batch through the engine in this process, no server"),
+    "throughput": ("tsd.bench.throughput", "many requests through the engine in this process, no server"),
+    "front": ("tsd.bench.front", "what the HTTP front alone can carry, with an engine that costs nothing"),
+    "scheduler": ("tsd.bench.scheduler", "microseconds a step of the scheduler takes"),
+    "cache": ("tsd.bench.cache", "microseconds of prefix lookup, insertion and eviction"),
+    "kernels": ("tsd.bench.kernels", "microseconds and bandwidth of each kernel, on the CPU or a GPU"),
 }
 
 _USAGE = """usage: tsd bench [serve] [flags]
@@ -34,10 +40,16 @@ commands:
 """
 
 
+def available() -> dict[str, tuple[str, str]]:
+    """The commands whose modules this installation has."""
+    return {name: entry for name, entry in COMMANDS.items() if find_spec(entry[0]) is not None}
+
+
 def help_text() -> str:
     """One screen for a newcomer."""
     width = max(len(name) for name in COMMANDS)
-    return _USAGE.format(commands="\n".join(f"  {name:<{width}}  {what}" for name, (_, what) in COMMANDS.items()))
+    lines = [f"  {name:<{width}}  {what}" for name, (_, what) in available().items()]
+    return _USAGE.format(commands="\n".join(lines))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,11 +62,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args and not args[0].startswith("-"):
         name = args.pop(0)
     try:
-        if name not in COMMANDS:
+        if name not in available():
             from difflib import get_close_matches
 
-            near = get_close_matches(name, COMMANDS, 1)
-            raise UsageError(f"no command {name!r}" + (f"; did you mean {near[0]!r}?" if near else f"; {_known()}"))
+            near = get_close_matches(name, available(), 1)
+            hint = f"did you mean {near[0]!r}?" if near else "there are " + ", ".join(available())
+            raise UsageError(f"no command {name!r}; {hint}")
         run: Callable[[list[str]], int] = import_module(COMMANDS[name][0]).main
         return run(args)
     except BenchError as error:
@@ -62,10 +75,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return 130
-
-
-def _known() -> str:
-    return "there are " + ", ".join(COMMANDS)
 
 
 if __name__ == "__main__":

@@ -125,6 +125,7 @@ def slug(text: str) -> str:
     """A name for files: the last part of a path, lower case, without an extension of weights."""
     name = re.split(r"[\\/]", text.rstrip("\\/"))[-1].lower()
     name = re.sub(r"\.(gguf|safetensors)$", "", name)
+    name = re.sub(r"[-_.](i?q\d\w*|bf16|f16|f32|fp8|fp16)$", "", name)
     name = re.sub(r"[-_.](instruct|chat|base)(?=$|[-_.])", "", name)
     return re.sub(r"[^a-z0-9.]+", "-", name).strip("-") or "model"
 

@@ -71,9 +71,10 @@ async def find_server(pool: Pool, model: str | None, api_key: str | None, wait_s
         problem: Exception
         try:
             response = await _ask(pool, "/v1/models", api_key)
-            if response.status < 500:
+            starting = response.status >= 500 or (await _ask(pool, "/ready", api_key)).status == 503
+            if not starting:
                 break
-            problem = ServerUnreachable(f"{pool.origin} answers with HTTP {response.status}: it is not ready")
+            problem = ServerUnreachable(f"{pool.origin} is not ready yet")
         except TimeoutError:
             problem = ServerUnreachable(f"{pool.origin} does not answer within {_ASK_TIMEOUT_S:g} s")
         except HttpError as error:
@@ -95,6 +96,7 @@ async def find_server(pool: Pool, model: str | None, api_key: str | None, wait_s
     length = entry.get("max_model_len")
     facts.max_model_len = length if isinstance(length, int) else None
     facts.info = await _ask_json(pool, "/get_server_info", api_key)
+    facts.info.pop("limits", None)
     facts.model_info = await _ask_json(pool, "/get_model_info", api_key)
     version = facts.info.get("version") or (await _ask_json(pool, "/version", api_key)).get("version")
     facts.version = str(version) if version is not None else None

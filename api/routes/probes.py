@@ -7,6 +7,7 @@ from typing import Any
 
 from aiohttp import web
 
+from tsd.api.about import about
 from tsd.api.errors import NotFound, Unavailable
 from tsd.api.front import Front, front_of
 from tsd.api.respond import json_response
@@ -91,6 +92,7 @@ async def server_info(request: web.Request) -> web.StreamResponse:
     return json_response(
         {
             "name": "tsd",
+            **about(),
             "model": options.name,
             "served_model_names": list(front.names),
             "state": front.state,
