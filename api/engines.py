@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from time import monotonic
 from typing import Any
 
 from tsd.api.errors import ApiError, EngineFault, InvalidRequest, Unavailable
@@ -72,7 +73,7 @@ class EngineClient:
                     return
                 await asyncio.sleep(RETRY_S)
             else:
-                self.last_heard = self._loop.time()
+                self.last_heard = monotonic()
                 if self.state == "connecting":
                     self._set_state("starting")
 
@@ -81,7 +82,7 @@ class EngineClient:
             self._channel.close()
 
     def is_stuck(self, stall_s: float) -> bool:
-        return self.state == "ready" and self._loop.time() - self.last_heard > stall_s
+        return self.state == "ready" and monotonic() - self.last_heard > stall_s
 
     @property
     def load(self) -> int:
@@ -96,7 +97,7 @@ class EngineClient:
         self._names.pop(self._next_id - NAMES_KEPT, None)
         sequence.id = sequence.submit.id = self._next_id
         sequence.engine = self
-        sequence.arrived = self._loop.time()
+        sequence.arrived = monotonic()
         self.sequences[sequence.id] = sequence
         self.waiting += 1
         self.queued_tokens += len(sequence.prompt)
@@ -147,7 +148,7 @@ class EngineClient:
     # What the engine says.
 
     def _on_message(self, channel: transport.Channel[Any], message: ToFront) -> None:
-        self.last_heard = self._loop.time()
+        self.last_heard = monotonic()
         if type(message) is StepOutput:
             self._on_step(message)
         elif isinstance(message, Heartbeat):
@@ -167,7 +168,7 @@ class EngineClient:
             self._die(message.message or "the engine failed")
 
     def _on_step(self, step: StepOutput) -> None:
-        now = self._loop.time()
+        now = monotonic()
         self.last_step = step.step
         sequences = self.sequences
         for started in step.started:
@@ -234,7 +235,7 @@ class EngineClient:
     def _left(self, sequence: Sequence) -> None:
         """It waits no longer."""
         if sequence.started == 0.0:
-            sequence.started = self._loop.time()
+            sequence.started = monotonic()
             self.waiting -= 1
             self.queued_tokens -= len(sequence.prompt)
 

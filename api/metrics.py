@@ -6,12 +6,12 @@ when `/metrics` is read. Engine counters come from their heartbeats.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -167,11 +167,11 @@ class Metrics(Collector):
         self._count(sequence, "abort")
 
     def latency(self) -> dict[str, Any]:
-        now = asyncio.get_running_loop().time()
+        now = monotonic()
         return {"window_s": WINDOW_S, **{name: window.percentiles(now) for name, window in self.windows.items()}}
 
     def _count(self, sequence: Sequence, reason: str, error: ApiError | None = None) -> None:
-        now = asyncio.get_running_loop().time()
+        now = monotonic()
         self.finished_by[reason] += 1
         prompt, output = len(sequence.prompt), sequence.count
         total = now - sequence.arrived if sequence.arrived else 0.0

@@ -22,7 +22,7 @@ _NO_TOKENS: list[int] = []
 
 
 class Sequence:
-    """Belongs to a job; `index` is its choice number. Times are the loop's seconds."""
+    """Belongs to a job; `index` is its choice number. Times are `time.monotonic()` (a uvloop's own clock has a millisecond's grain)."""
 
     __slots__ = (
         "arrived",

@@ -1,0 +1,214 @@
+"""What the front costs in CPU per streamed token: a microbenchmark (`tsd bench front`).
+
+The front runs in a process of its own. This process plays both ends: an engine on a real Unix socket that gives
+every stream one token a step, and the clients on loopback that read the streams.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import sys
+import tempfile
+import time
+from array import array
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import uvloop
+
+from tsd.api.options import EngineEndpoint, ServerOptions
+from tsd.engine import transport
+from tsd.engine.protocol import Abort, Finished, Heartbeat, Ready, Started, StepOutput, Submit, ToEngine
+
+VOCAB = 32_000
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Figures(NamedTuple):
+    streams: int
+    steps: int
+    tokens: int
+    front_cpu_us_per_token: float
+    bytes_per_token: float
+    seconds: float
+    rss_mb: float
+
+
+class Engine:
+    """Holds every request until `go`, then one token each a step."""
+
+    def __init__(self) -> None:
+        self.prompts: dict[int, int] = {}
+        self.channel: transport.Channel[Any] | None = None
+        self._beats: asyncio.Task[None] | None = None
+
+    async def listen(self, path: str) -> asyncio.AbstractServer:
+        return await transport.listen(path, self._on_message, lambda channel, error: None, self._on_open)
+
+    def _on_open(self, channel: transport.Channel[Any]) -> None:
+        self.channel = channel
+        channel.send(
+            Ready(0, "bench", "Bench", VOCAB, 1 << 20, 16, 1 << 16, 1024, 1 << 20, "none", "none", 0.0, {}, ())
+        )
+        self._beats = asyncio.create_task(self._beat())
+
+    def _on_message(self, channel: transport.Channel[Any], message: ToEngine) -> None:
+        if isinstance(message, Submit):
+            self.prompts[message.id] = len(message.prompt) // 4
+        elif isinstance(message, Abort):
+            self.prompts.pop(message.id, None)
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(1)
+            assert self.channel is not None
+            self.channel.send(Heartbeat(0, len(self.prompts), 0, 0))
+
+    def start_all(self) -> None:
+        assert self.channel is not None
+        self.channel.send(StepOutput(0, started=[Started(i, n, 0, 0.0) for i, n in self.prompts.items()]))
+
+    async def run(self, steps: int, period_s: float) -> None:
+        assert self.channel is not None
+        ids = array("q", self.prompts)
+        packed = ids.tobytes()
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        for step in range(1, steps + 1):
+            tokens = array("i", [(step * 7 + i) % VOCAB for i in range(len(ids))]).tobytes()
+            finished = []
+            if step == steps:
+                finished = [Finished(i, "length", n, 0, steps) for i, n in self.prompts.items()]
+            self.channel.send(StepOutput(step, packed, tokens, finished=finished))
+            due += period_s
+            await asyncio.sleep(max(0.0, due - loop.time()))
+
+    async def close(self) -> None:
+        if self._beats is not None:
+            self._beats.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._beats
+
+
+class Reader(asyncio.Protocol):
+    """Sends one request and counts what comes back until the stream's end."""
+
+    def __init__(self, request: bytes) -> None:
+        self.request = request
+        self.received = 0
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.transport: asyncio.Transport | None = None
+
+    def connection_made(self, connection: asyncio.BaseTransport) -> None:
+        self.transport = connection  # type: ignore[assignment]
+        assert self.transport is not None
+        self.transport.write(self.request)
+
+    def data_received(self, data: bytes) -> None:
+        self.received += len(data)
+        if data.endswith(b"0\r\n\r\n") and not self.done.done():
+            self.done.set_result(None)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.done.done():
+            self.done.set_result(None)
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def rss_mb(pid: int) -> float:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def http_request(path: str, body: dict[str, Any]) -> bytes:
+    data = json.dumps(body).encode()
+    return b"POST %b HTTP/1.1\r\nHost: bench\r\nContent-Length: %d\r\n\r\n" % (path.encode(), len(data)) + data
+
+
+def write_config(folder: str) -> None:
+    """A model folder without a tokenizer: text is token ids."""
+    Path(folder, "config.json").write_text(json.dumps({"vocab_size": VOCAB}))
+
+
+async def measure(streams: int, steps: int, period_s: float, body: dict[str, Any]) -> Figures:
+    with tempfile.TemporaryDirectory(prefix="tsd-bench") as folder:
+        write_config(folder)
+        engine = Engine()
+        listener = await engine.listen(f"{folder}/engine.sock")
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "tsd.bench.front", "--serve", folder, stdout=asyncio.subprocess.PIPE
+        )
+        try:
+            assert process.stdout is not None
+            port = int(await process.stdout.readline())
+            figures = await _streams(engine, process.pid, port, streams, steps, period_s, body)
+        finally:
+            process.terminate()
+            await process.wait()
+            await engine.close()
+            listener.close()
+        return figures
+
+
+async def _streams(
+    engine: Engine, pid: int, port: int, streams: int, steps: int, period_s: float, body: dict[str, Any]
+) -> Figures:
+    loop = asyncio.get_running_loop()
+    request = http_request("/v1/chat/completions", {**body, "max_tokens": steps, "stream": True})
+    readers = [(await loop.create_connection(lambda: Reader(request), "127.0.0.1", port))[1] for _ in range(streams)]
+    while len(engine.prompts) < streams:  # noqa: ASYNC110 (set-up only)
+        await asyncio.sleep(0.05)
+    engine.start_all()
+    await asyncio.sleep(1.0)
+    before = cpu_seconds(pid)
+    sizes = sum(reader.received for reader in readers)
+    started = time.perf_counter()
+    await engine.run(steps, period_s)
+    await asyncio.wait([reader.done for reader in readers])
+    seconds = time.perf_counter() - started
+    cost = cpu_seconds(pid) - before
+    tokens = streams * steps
+    received = sum(reader.received for reader in readers) - sizes
+    figures = Figures(streams, steps, tokens, cost / tokens * 1e6, received / tokens, seconds, rss_mb(pid))
+    for reader in readers:
+        if reader.transport is not None:
+            reader.transport.close()
+    return figures
+
+
+async def _serve(folder: str) -> int:
+    from tsd.api.serve import Hooks, run
+
+    listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
+    port = listener.getsockname()[1]
+    options = ServerOptions(model=folder, port=port, request_log="")
+    hooks = Hooks(on_ready=lambda: print(port, flush=True))
+    return await run(options, [EngineEndpoint(0, f"{folder}/engine.sock")], listener, hooks)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="tsd bench front", description="CPU cost of the front per streamed token.")
+    parser.add_argument("--streams", type=int, default=256, help="concurrent streams (default 256)")
+    parser.add_argument("--steps", type=int, default=1000, help="tokens a stream (default 1000)")
+    parser.add_argument("--period-ms", type=float, default=8.0, help="time between engine steps (default 8)")
+    parser.add_argument("--serve", default="", help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if options.serve:
+        return uvloop.run(_serve(options.serve))
+    body = {"messages": [{"role": "user", "content": "1 2 3"}]}
+    figures = uvloop.run(measure(options.streams, options.steps, options.period_ms / 1e3, body))
+    for name, value in figures._asdict().items():
+        print(f"{name:<24} {value:,.2f}" if isinstance(value, float) else f"{name:<24} {value:,}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
