@@ -32,7 +32,15 @@ def extensions() -> list[Extension]:
     found: list[Extension] = [
         Extension("tsd.engine.executor.wake", ["engine/executor/wake.pyx"], libraries=["dl"]),
     ]
-    for name in ("cache/hashing", "cache/pool", "cache/index", "scheduler/core"):
+    for name in (
+        "cache/hashing",
+        "cache/pool",
+        "cache/index",
+        "scheduler/plan",
+        "scheduler/transfer",
+        "scheduler/core",
+        "scheduler/world",
+    ):
         found.append(
             Extension(
                 "tsd." + name.replace("/", "."),

@@ -17,9 +17,11 @@ cdef struct Node:
     int32_t hprev
     int32_t hnext
     int32_t pins
+    int32_t depth
     uint32_t hits
     uint8_t used
     uint8_t copying
+    uint8_t loading
 
 
 cdef struct Bucket:
@@ -48,14 +50,17 @@ cdef class PrefixIndex:
     cdef int32_t dtail
     cdef int32_t hhead
     cdef int32_t htail
-    cdef list removed
+    cdef list changes
     cdef bint record
     cdef int find(self, tsd_key key, const int32_t* tokens) noexcept
     cdef int match(self, const tsd_key* keys, const int32_t* tokens, int limit, int32_t* found, int* device_run) noexcept
     cdef int insert(self, int parent, tsd_key key, const int32_t* tokens, int page) except -2
     cdef int insert_host(self, int parent, tsd_key key, const int32_t* tokens, int page) except -2
     cdef int place(self, int parent, tsd_key key, const int32_t* tokens) noexcept
-    cdef void adopt(self, int n, int page) noexcept
+    cdef int adopt(self, int n, int page) except -1
+    cdef bytes key_of(self, int n)
+    cdef object parent_key(self, int n)
+    cdef bytes tokens_of(self, int n)
     cdef void ref(self, int n) noexcept
     cdef int unref(self, int n) except -1
     cdef void pin(self, int n) noexcept

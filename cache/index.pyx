@@ -58,7 +58,7 @@ cdef class PrefixIndex:
             self.spare[i] = self.capacity - 1 - i
         self.num_spare = self.capacity
         self.dhead = self.dtail = self.hhead = self.htail = -1
-        self.removed = []
+        self.changes = []
         # An empty bucket is node 0 of a zeroed table, so nodes are stored plus one.
 
     def __dealloc__(self):
@@ -134,8 +134,10 @@ cdef class PrefixIndex:
         node.dev = node.host = node.dprev = node.dnext = node.hprev = node.hnext = -1
         node.used = 1
         memcpy(self.tokens + <size_t>n * self.page_size, tokens, self.page_size * 4)
+        node.depth = 1
         if parent >= 0:
             self.nodes[parent].children += 1
+            node.depth = self.nodes[parent].depth + 1
         while self.table[at].node != 0:
             at = (at + 1) & self.mask
         self.table[at].tag = key.hi
@@ -159,13 +161,14 @@ cdef class PrefixIndex:
             self.set_host(n, page)
         return n
 
-    cdef void adopt(self, int n, int page) noexcept:
+    cdef int adopt(self, int n, int page) except -1:
         """The node, referenced and without a device page, takes this one."""
         self.nodes[n].dev = page
         self.device.node[page] = n
         self.settle(n)
         if self.record:
-            self.removed.append((True, n))
+            self.changes.append((True, self.key_of(n), self.parent_key(n), self.tokens_of(n)))
+        return 0
 
     # ---- references (device) and pins (host)
 
@@ -258,7 +261,7 @@ cdef class PrefixIndex:
         self.device.give(node.dev)
         node.dev = -1
         if self.record:
-            self.removed.append((False, PyBytes_FromStringAndSize(<char*>&node.key, 16)))
+            self.changes.append((False, self.key_of(n), None, b""))
         self.collect(n)
         return 0
 
@@ -373,6 +376,16 @@ cdef class PrefixIndex:
         self.host_evictable -= 1
 
     # ---- operators and tests
+
+    cdef bytes key_of(self, int n):
+        return PyBytes_FromStringAndSize(<char*>&self.nodes[n].key, 16)
+
+    cdef object parent_key(self, int n):
+        return None if self.nodes[n].parent < 0 else self.key_of(self.nodes[n].parent)
+
+    cdef bytes tokens_of(self, int n):
+        """The page's ids as raw int32."""
+        return PyBytes_FromStringAndSize(<char*>(self.tokens + <size_t>n * self.page_size), self.page_size * 4)
 
     def flush(self) -> int:
         """Gives up every page nobody uses; returns how many device and host pages that were."""

@@ -8,21 +8,26 @@ A request's tokens, in order:  prompt | generated;  landed <= computed <= num_to
 """
 
 cimport numpy as cnp
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memmove, memset
 
 import numpy as np
 
 from tsd.cache.hashing cimport PageHasher, tsd_key
-from tsd.cache.index cimport PrefixIndex
-from tsd.cache.pool cimport PAGE_FENCED, PAGE_FREE, PagePool
+from tsd.cache.index cimport Node, PrefixIndex
+from tsd.cache.pool cimport PAGE_ACTIVE, PAGE_FENCED, PAGE_IN_FLIGHT, PagePool
+from tsd.scheduler.plan cimport Build
+from tsd.scheduler.transfer cimport Transfer
 
+from tsd.cache.disk_map import DiskMap
+from tsd.scheduler.journal import Journal
 from tsd.scheduler.states import TRANSITIONS, Event, State
 from tsd.scheduler.types import (
     Admission,
-    ExecutionPlan,
     FinishedRequest,
+    Move,
     MoveDone,
     Refused,
     StepLanded,
@@ -96,6 +101,7 @@ cdef struct Req:
     int32_t landed
     int32_t flights
     int32_t samples
+    int32_t moves
     int32_t num_pages
     int32_t num_nodes
     int32_t num_keys
@@ -113,6 +119,7 @@ cdef struct Req:
     uint8_t private_rest
     uint8_t poisoned
     uint8_t is_retracted
+    uint8_t fetched
     int64_t tried
     double arrival
     double started
@@ -126,131 +133,37 @@ cdef struct Req:
     int32_t* stops
 
 
-cdef class Build:
-    """The arrays of one plan and the bookkeeping of its flight; reused round robin."""
+cdef class Audit:
+    """Counters of one integrity check: owners of each page and slot, users of each node."""
 
-    cdef object slots, starts, counts, samples, prefill, tslot, tindex, tpage, released, zero
-    cdef int32_t* p_slots
-    cdef int32_t* p_starts
-    cdef int32_t* p_counts
-    cdef uint8_t* p_samples
-    cdef int32_t* p_prefill
-    cdef int32_t* p_tslot
-    cdef int32_t* p_tindex
-    cdef int32_t* p_tpage
-    cdef int32_t* p_released
-    cdef int32_t* p_zero
-    cdef int32_t* reqs
-    cdef int num_rows, num_sampled, num_prefill, num_deltas, cap_deltas, num_released, cap_released, num_zero, cap_zero
-    cdef int64_t step
-    cdef list admitted
-    cdef list views
-    cdef int32_t seen[10]
+    cdef int32_t* pages
+    cdef int32_t* hosts
+    cdef int32_t* refs
+    cdef int32_t* pins
+    cdef int32_t* slots
 
-    def __cinit__(self, int rows, int tokens):
-        self.slots = np.zeros(rows, np.int32)
-        self.starts = np.zeros(rows, np.int32)
-        self.counts = np.zeros(rows, np.int32)
-        self.samples = np.zeros(rows, np.uint8)
-        self.prefill = np.zeros(tokens, np.int32)
-        self.p_slots = <int32_t*>cnp.PyArray_DATA(self.slots)
-        self.p_starts = <int32_t*>cnp.PyArray_DATA(self.starts)
-        self.p_counts = <int32_t*>cnp.PyArray_DATA(self.counts)
-        self.p_samples = <uint8_t*>cnp.PyArray_DATA(self.samples)
-        self.p_prefill = <int32_t*>cnp.PyArray_DATA(self.prefill)
-        self.reqs = <int32_t*>calloc(rows, sizeof(int32_t))
-        if self.reqs == NULL:
+    def __cinit__(self, int pages, int hosts, int nodes, int slots):
+        self.pages = <int32_t*>calloc(pages + 1, sizeof(int32_t))
+        self.hosts = <int32_t*>calloc(hosts + 1, sizeof(int32_t))
+        self.refs = <int32_t*>calloc(nodes + 1, sizeof(int32_t))
+        self.pins = <int32_t*>calloc(nodes + 1, sizeof(int32_t))
+        self.slots = <int32_t*>calloc(slots + 1, sizeof(int32_t))
+        if self.pages == NULL or self.hosts == NULL or self.refs == NULL or self.pins == NULL or self.slots == NULL:
             raise MemoryError()
-        self.cap_deltas = self.cap_released = self.cap_zero = 0
-        self.num_deltas = self.num_released = self.num_zero = 0
-        self.grow_deltas(256)
-        self.grow_released(rows)
-        self.grow_zero(16)
-        self.admitted = []
-        self.views = [None] * 10
-        cdef int i
-        for i in range(10):
-            self.seen[i] = -1
 
     def __dealloc__(self):
-        free(self.reqs)
-
-    cdef grow_deltas(self, int size):
-        old = (self.tslot, self.tindex, self.tpage)
-        self.tslot = np.zeros(size, np.int32)
-        self.tindex = np.zeros(size, np.int32)
-        self.tpage = np.zeros(size, np.int32)
-        if self.num_deltas:
-            self.tslot[: self.num_deltas] = old[0][: self.num_deltas]
-            self.tindex[: self.num_deltas] = old[1][: self.num_deltas]
-            self.tpage[: self.num_deltas] = old[2][: self.num_deltas]
-        self.p_tslot = <int32_t*>cnp.PyArray_DATA(self.tslot)
-        self.p_tindex = <int32_t*>cnp.PyArray_DATA(self.tindex)
-        self.p_tpage = <int32_t*>cnp.PyArray_DATA(self.tpage)
-        self.cap_deltas = size
-        self.forget_views()
-
-    cdef grow_released(self, int size):
-        old = self.released
-        self.released = np.zeros(size, np.int32)
-        if self.num_released:
-            self.released[: self.num_released] = old[: self.num_released]
-        self.p_released = <int32_t*>cnp.PyArray_DATA(self.released)
-        self.cap_released = size
-        self.forget_views()
-
-    cdef grow_zero(self, int size):
-        old = self.zero
-        self.zero = np.zeros(size, np.int32)
-        if self.num_zero:
-            self.zero[: self.num_zero] = old[: self.num_zero]
-        self.p_zero = <int32_t*>cnp.PyArray_DATA(self.zero)
-        self.cap_zero = size
-        self.forget_views()
-
-    cdef void forget_views(self) noexcept:
-        cdef int i
-        for i in range(10):
-            self.seen[i] = -1
-
-    cdef object view(self, int which, object array, int size):
-        """`array[:size]`, the same object as last time when the size is the same."""
-        if self.seen[which] != size:
-            self.views[which] = array[:size]
-            self.seen[which] = size
-        return self.views[which]
-
-    cdef object plan(self, int num_decode, list moves):
-        cdef int i, total = num_decode + self.num_prefill
-        return ExecutionPlan(
-            self.step,
-            self.num_rows,
-            num_decode,
-            total,
-            self.view(0, self.slots, self.num_rows),
-            self.view(1, self.starts, self.num_rows),
-            self.view(2, self.counts, self.num_rows),
-            self.view(3, self.samples, self.num_rows),
-            self.view(4, self.prefill, self.num_prefill),
-            self.admitted,
-            self.view(5, self.tslot, self.num_deltas),
-            self.view(6, self.tindex, self.num_deltas),
-            self.view(7, self.tpage, self.num_deltas),
-            self.view(8, self.released, self.num_released),
-            self.view(9, self.zero, self.num_zero),
-            moves,
-        )
-
-    cdef void reset(self) noexcept:
-        self.num_rows = self.num_sampled = self.num_prefill = 0
-        self.num_deltas = self.num_released = self.num_zero = 0
+        free(self.pages)
+        free(self.hosts)
+        free(self.refs)
+        free(self.pins)
+        free(self.slots)
 
 
 cdef class Scheduler:
     """See the module. Not thread-safe: one loop drives it."""
 
     cdef readonly object config
-    cdef int page_size, max_slots, max_pages, chunk, max_flights, window
+    cdef int page_size, max_slots, max_pages, chunk, max_flights, window, retract_every
     cdef bint mixed, caching, last_was_prefill
     cdef PagePool pool
     cdef PagePool host
@@ -280,6 +193,7 @@ cdef class Scheduler:
     cdef int64_t waiting_tokens
     cdef int retr_head, retr_tail, num_retracted
     cdef int leaving
+    cdef int fetching
     cdef int num_deadlines
     cdef double soonest
     # plans
@@ -290,6 +204,14 @@ cdef class Scheduler:
     cdef int64_t* fence_step
     cdef int fence_head, fence_count, fence_cap
     cdef list finished
+    # tiers
+    cdef object disk
+    cdef int disk_threshold
+    cdef dict transfers
+    cdef list pending_moves
+    cdef int64_t next_move
+    cdef int device_moves
+    cdef readonly object journal
     # counters
     cdef int64_t c_steps, c_submitted, c_prompt, c_cached, c_generated, c_retractions, c_aborts, c_refusals, c_errors
     cdef int64_t c_finished, c_queries, c_hit_device, c_hit_host, c_hit_disk, c_dropped
@@ -307,12 +229,19 @@ cdef class Scheduler:
         self.chunk = config.chunked_prefill_size
         self.max_flights = config.max_in_flight
         self.window = config.overtake_window
+        self.retract_every = config.debug_retract_every
         self.mixed = config.mixed_batch
         self.caching = config.prefix_cache
         self.pool = PagePool(config.num_pages)
-        self.host = PagePool(0)
+        self.host = PagePool(config.host_pages if self.caching else 0)
+        self.disk = DiskMap(config.disk_blocks if self.host.num_pages else 0)
+        self.disk_threshold = config.disk_threshold_pages
+        self.transfers = {}
+        self.pending_moves = []
+        self.journal = Journal()
         self.hasher = PageHasher(self.page_size, config.hash_secret, config.namespace)
         self.index = PrefixIndex(self.page_size, self.pool, self.host)
+        self.index.record = config.kv_events
         self.by_id = {}
         self.payloads = []
         self.prompts = []
@@ -420,8 +349,9 @@ cdef class Scheduler:
                 raise Refused("queue_full", f"{self.num_waiting} requests are waiting")
             if self.num_waiting and self.waiting_tokens + length > self.config.max_queued_tokens:
                 raise Refused("queue_full", f"{self.waiting_tokens} prompt tokens are waiting")
-        except Refused:
+        except Refused as refusal:
             self.c_refusals += 1
+            self.journal.event(now, "refusal", spec.request_id, refusal.code, refusal.message)
             raise
         if self.num_spare_reqs == 0:
             self.grow_requests(self.cap_reqs * 2)
@@ -437,7 +367,7 @@ cdef class Scheduler:
         r.stop_token = -1
         r.num_prompt = r.num_tokens = length
         r.max_total = min(longest, length + spec.max_tokens)
-        r.min_total = min(longest, length + spec.min_tokens)
+        r.min_total = min(<int64_t>2**31 - 1, length + spec.min_tokens)
         r.cap_tokens = min(<int64_t>r.max_total, length + 256)
         r.tokens = <int32_t*>malloc(r.cap_tokens * sizeof(int32_t))
         r.cap_keys = length // self.page_size + 1
@@ -467,6 +397,7 @@ cdef class Scheduler:
         self.by_id[spec.request_id] = at
         self.enqueue(at)
         self.c_submitted += 1
+        self.journal.note(now, r.id, "queued")
 
     cdef int extend_keys(self, Req* r, int pages) except -1:
         """Makes the keys of the first `pages` pages known; each is computed once in a request's life."""
@@ -568,7 +499,12 @@ cdef class Scheduler:
             self.num_running = self.drop(self.running, self.num_running, at)
         elif before == S_RETRACTING:
             self.leaving -= 1
-        if before == S_RETRACTED:
+        elif before == S_PREFETCHING:
+            if r.slot < 0:
+                self.dequeue(at)
+            else:
+                self.fetching -= 1
+        if r.is_retracted:
             r.retracted_s += now - r.retracted_at
         self.finished.append(
             FinishedRequest(
@@ -590,6 +526,9 @@ cdef class Scheduler:
         self.payloads[at] = None
         del self.by_id[r.id]
         self.c_finished += 1
+        kind = "error" if reason == "error" else "finish" if event == E_FINISH else "abort"
+        self.journal.event(now, kind, r.id, reason, message)
+        self.journal.close(now, r.id, reason)
         if r.deadline != float("inf"):
             self.num_deadlines -= 1
             if self.num_deadlines == 0:
@@ -598,17 +537,25 @@ cdef class Scheduler:
             self.recycle(at)
             return 0
         self.leaving += 1
-        if r.flights == 0:
+        if r.flights == 0 and r.moves == 0:
             self.drained(at)
         return 0
 
     cdef int drained(self, int at) except -1:
-        """No launched step reads a Draining or Aborting request any more."""
+        """No launched step or copy reads a Draining or Aborting request any more."""
         cdef Req* r = &self.R[at]
+        cdef Transfer transfer = None
         self.leaving -= 1
+        if r.state == S_DRAINING:
+            transfer = self.write_back(r)
         self.release(r)
-        self.fire(r, E_DRAINED)
-        self.recycle(at)
+        if transfer is None:
+            self.fire(r, E_DRAINED)
+            self.recycle(at)
+        else:
+            self.fire(r, E_WRITE_BACK)
+            r.moves += 1
+            transfer.req = at
         return 0
 
     cdef int recycle(self, int at) except -1:
@@ -655,52 +602,27 @@ cdef class Scheduler:
         r.num_pages = r.num_nodes = 0
         build = <Build>self.ring[self.ring_at]
         if self.delta_step[r.slot] == self.step:
-            self.drop_deltas(build, r.slot)
+            build.drop_deltas(r.slot)
         if r.announced:
-            if build.num_released == build.cap_released:
-                build.grow_released(build.cap_released * 2)
-            build.p_released[build.num_released] = r.slot
-            build.num_released += 1
+            build.add_released(r.slot)
         self.free_slots[self.num_free_slots] = r.slot
         self.num_free_slots += 1
         r.slot = -1
         r.announced = 0
         return 0
 
-    cdef void drop_deltas(self, Build build, int slot) noexcept:
-        """A slot given up between two plans takes its page-table changes with it: the next owner writes its own."""
-        cdef int i, kept = 0
-        for i in range(build.num_deltas):
-            if build.p_tslot[i] != slot:
-                build.p_tslot[kept] = build.p_tslot[i]
-                build.p_tindex[kept] = build.p_tindex[i]
-                build.p_tpage[kept] = build.p_tpage[i]
-                kept += 1
-        build.num_deltas = kept
-
     cdef int set_page(self, Req* r, int k, int page) except -1:
         """Logical page k of the request is now `page`; the next plan tells the executor."""
-        cdef Build build = <Build>self.ring[self.ring_at]
-        if build.num_deltas == build.cap_deltas:
-            build.grow_deltas(build.cap_deltas * 2)
         self.table[<size_t>r.slot * self.max_pages + k] = page
-        build.p_tslot[build.num_deltas] = r.slot
-        build.p_tindex[build.num_deltas] = k
-        build.p_tpage[build.num_deltas] = page
-        build.num_deltas += 1
+        (<Build>self.ring[self.ring_at]).add_delta(r.slot, k, page)
         self.delta_step[r.slot] = self.step
         return 0
 
     cdef int take_page(self) except -2:
         """A device page for one owner, cleaned by the next plan when a failed row left it; -1 when there is none."""
         cdef int page = self.index.take_device()
-        cdef Build build
         if page >= 0 and self.pool.dirty[page]:
-            build = <Build>self.ring[self.ring_at]
-            if build.num_zero == build.cap_zero:
-                build.grow_zero(build.cap_zero * 2)
-            build.p_zero[build.num_zero] = page
-            build.num_zero += 1
+            (<Build>self.ring[self.ring_at]).add_zero(page)
             self.pool.dirty[page] = 0
         return page
 
@@ -778,7 +700,7 @@ cdef class Scheduler:
             page = self.take_page()
             if page >= 0:
                 return page
-            if self.leaving or self.fence_count:
+            if self.leaving or self.fence_count or self.device_moves:
                 return -1
             victim = self.victim()
             if victim < 0:
@@ -811,6 +733,8 @@ cdef class Scheduler:
         self.c_retractions += 1
         self.leaving += 1
         r.retracted_at = now
+        self.journal.event(now, "retraction", r.id, "pages", f"{r.num_pages} pages, {r.num_tokens} tokens")
+        self.journal.note(now, r.id, "retracted")
         if r.flights == 0:
             self.park(at)
         return 0
@@ -819,6 +743,7 @@ cdef class Scheduler:
         """A retracted request whose launched steps have landed gives its pages up and queues again."""
         cdef Req* r = &self.R[at]
         self.leaving -= 1
+        self.write_back(r)
         self.release(r)
         self.fire(r, E_DRAINED)
         r.computed = r.landed = 0
@@ -837,8 +762,8 @@ cdef class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether any request is live or draining."""
-        return bool(self.by_id) or self.leaving > 0 or self.num_flights > 0
+        """Whether any request is live or draining, or any step or copy is on its way."""
+        return bool(self.by_id) or self.leaving > 0 or self.num_flights > 0 or bool(self.transfers)
 
     def next_plan(self, double now):
         """The next step, or None when nothing can run or max_in_flight plans are out."""
@@ -850,6 +775,10 @@ cdef class Scheduler:
         if now >= self.soonest:
             self.expire(now)
         build = <Build>self.ring[self.ring_at]
+        if self.retract_every and self.step % self.retract_every == self.retract_every - 1:
+            at = self.victim()
+            if at >= 0:
+                self.retract(at, now)
         # Pages first: a victim must not be in the batch already.
         i = 0
         while i < self.num_running:
@@ -872,12 +801,15 @@ cdef class Scheduler:
                 self.fill(build, self.chunk, now)
             if build.num_rows == 0:
                 num_decode = self.decode_rows(build)
-        if build.num_rows == 0:
+        moves = self.pending_moves
+        if build.num_rows == 0 and not moves:
             return None
+        if moves:
+            self.pending_moves = []
+        else:
+            moves = []
         self.last_was_prefill = build.num_prefill > 0
-        build.step = self.step
-        plan = build.plan(num_decode, [])
-        build.admitted = []
+        plan = build.finish(self.step, num_decode, moves)
         self.step += 1
         self.num_flights += 1
         self.c_steps += 1
@@ -927,6 +859,8 @@ cdef class Scheduler:
                 at = self.admit(now)
                 if at < 0:
                     return 0
+                if self.R[at].state == S_PREFETCHING:
+                    continue
                 self.filling[self.num_filling] = at
                 self.num_filling += 1
             budget -= self.chunk_row(build, at, budget, now)
@@ -943,6 +877,7 @@ cdef class Scheduler:
         cdef Req* r = &self.R[at]
         cdef int count = min(budget, r.num_tokens - r.computed)
         cdef int row = build.num_rows
+        self.journal.note(now, r.id, "chunk", f"{r.computed}+{count}")
         if not r.announced:
             r.announced = 1
             build.admitted.append(self.admission(at))
@@ -984,27 +919,31 @@ cdef class Scheduler:
         at = self.wait_head
         while at >= 0 and tries <= self.window:
             passed = self.R[at].prev
+            if self.R[at].state == S_PREFETCHING:
+                at = self.R[at].next
+                continue
             if self.try_reserve(at, now):
                 while passed >= 0:
                     self.R[passed].passed += 1
                     passed = self.R[passed].prev
                 return at
-            if self.R[at].passed >= self.window:
+            if self.R[at].passed >= self.window and self.R[at].state == S_SUBMITTED:
                 return -1
             at = self.R[at].next
             tries += 1
         return -1
 
     cdef bint try_reserve(self, int at, double now) except -1:
-        """Matches the prefix and reserves the rest, or leaves everything as it was."""
+        """Matches the prefix and reserves slot and pages for all tokens, or leaves everything as it was.
+
+        True: the request is Bootstrapping, or Prefetching while its host pages are copied to the device.
+        """
         cdef Req* r = &self.R[at]
         cdef int total = (r.num_tokens + self.page_size - 1) // self.page_size
         cdef int limit = (r.num_tokens - 1) // self.page_size
         cdef int available = self.pool.num_free + self.index.evictable
-        cdef int headroom = 0, matched = 0, device_run = 0, need, k, slot, page
-        cdef int32_t* pages
-        cdef int32_t* nodes
-        if self.num_running or self.num_filling or self.leaving:
+        cdef int headroom = 0, run = 0, device_run = 0, need, k
+        if self.num_running or self.num_filling or self.fetching or self.leaving:
             # Room for the rows that run to grow, twice over for one that was already pushed out once.
             headroom = self.num_running + self.num_filling
             headroom += headroom if r.retractions else 0
@@ -1012,48 +951,369 @@ cdef class Scheduler:
             return False
         if self.caching:
             self.extend_keys(r, limit)
-            self.index.match(r.keys, r.tokens, limit, self.scratch, &device_run)
-            matched = device_run
-            for k in range(matched):
+            run = self.index.match(r.keys, r.tokens, limit, self.scratch, &device_run)
+            for k in range(device_run, run):
+                if self.index.nodes[self.scratch[k]].loading:
+                    return False
+            if self.disk.capacity and run < limit and not r.fetched and r.state == S_SUBMITTED:
+                r.fetched = 1
+                if self.prefetch(at, run, limit, now):
+                    return False
+            for k in range(run):
                 self.index.ref(self.scratch[k])
-        need = total - matched
+            for k in range(device_run, run):
+                self.index.pin(self.scratch[k])
+        need = total - device_run
         available = self.pool.num_free + self.index.evictable
         if available < need + headroom:
-            for k in range(matched - 1, -1, -1):
+            for k in range(run - 1, device_run - 1, -1):
+                self.index.unpin(self.scratch[k])
+            for k in range(run - 1, -1, -1):
                 self.index.unref(self.scratch[k])
             r.need = need
             r.tried = self.step
             return False
         self.dequeue(at)
+        self.reserve(at, run, device_run, total, now)
+        if run > device_run:
+            self.fire(r, E_FETCH)
+            self.load_back(at, device_run)
+            self.journal.note(now, r.id, "prefetch", f"{run - device_run} pages from the host tier")
+        else:
+            self.fire(r, E_RESERVE)
+            self.begin(at, now)
+        return True
+
+    cdef int reserve(self, int at, int run, int device_run, int total, double now) except -1:
+        """Takes the slot, writes the page table: matched pages, then fresh ones. The first `run` nodes are in scratch."""
+        cdef Req* r = &self.R[at]
+        cdef int32_t* nodes
+        cdef int k, page
         self.num_free_slots -= 1
-        slot = self.free_slots[self.num_free_slots]
-        r.slot = slot
-        self.fire(r, E_RESERVE)
-        pages = self.table + <size_t>slot * self.max_pages
-        nodes = self.nodes + <size_t>slot * self.max_pages
-        for k in range(matched):
+        r.slot = self.free_slots[self.num_free_slots]
+        nodes = self.nodes + <size_t>r.slot * self.max_pages
+        for k in range(run):
             nodes[k] = self.scratch[k]
             self.index.nodes[nodes[k]].hits += 1
+        for k in range(device_run):
             self.set_page(r, k, self.index.nodes[nodes[k]].dev)
-        r.num_nodes = r.num_pages = matched
-        for k in range(matched, total):
+        for k in range(device_run, total):
             page = self.take_page()
             if page < 0:
                 raise SchedulerFault("a page that was counted is not there")
             self.set_page(r, k, page)
-            r.num_pages = k + 1
-        r.computed = r.landed = matched * self.page_size
+        r.num_nodes = run
+        r.num_pages = total
+        r.computed = r.landed = device_run * self.page_size
         if r.is_retracted:
             r.is_retracted = 0
             r.retracted_s += now - r.retracted_at
+            self.journal.note(now, r.id, "resumed")
+        self.c_queries += r.num_tokens
+        self.c_hit_device += r.computed
+        return 0
+
+    cdef int begin(self, int at, double now) except -1:
+        """What is cached is in place: the request waits for token budget."""
+        cdef Req* r = &self.R[at]
         if r.started < 0:
             r.started = now
             r.cached = r.computed
             self.c_prompt += r.num_prompt
             self.c_cached += r.cached
-        self.c_queries += r.num_tokens
-        self.c_hit_device += r.computed
+        return 0
+
+    # ---- tiers
+
+    cdef Transfer transfer(self, str kind, int size):
+        """A new transfer; `ship` puts it into the next plan."""
+        cdef Transfer found = Transfer(self.next_move, kind, size)
+        self.next_move += 1
+        return found
+
+    cdef int ship(self, Transfer t, object sources, object targets) except -1:
+        self.transfers[t.move_id] = t
+        self.pending_moves.append(Move(t.move_id, t.kind, sources, targets, t.keys))
+        return 0
+
+    cdef bytes key_bytes(self, tsd_key* key):
+        return PyBytes_FromStringAndSize(<char*>key, 16)
+
+    cdef int load_back(self, int at, int device_run) except -1:
+        """Copies the host pages [device_run, num_nodes) of a Prefetching request to the device pages it reserved."""
+        cdef Req* r = &self.R[at]
+        cdef int count = r.num_nodes - device_run
+        cdef size_t base = <size_t>r.slot * self.max_pages + device_run
+        cdef Transfer t = self.transfer("load_back", count)
+        cdef int i, n
+        sources = np.empty(count, np.int32)
+        targets = np.empty(count, np.int32)
+        t.req = at
+        t.first = device_run
+        t.count = count
+        for i in range(count):
+            n = self.nodes[base + i]
+            t.nodes[i] = n
+            t.pages[i] = self.table[base + i]
+            self.index.nodes[n].loading = 1
+            self.pool.state[t.pages[i]] = PAGE_IN_FLIGHT
+            sources[i] = self.index.nodes[n].host
+            targets[i] = t.pages[i]
+            t.keys.append(self.index.key_of(n))
+        r.moves += 1
+        self.fetching += 1
+        self.device_moves += 1
+        self.ship(t, sources, targets)
+        return 0
+
+    cdef int loaded(self, Transfer t, bint ok, double now) except -1:
+        """A load-back landed or failed; what failed is recomputed."""
+        cdef Req* r = &self.R[t.req]
+        cdef int i, k, n
+        cdef Node* node
+        self.device_moves -= 1
+        r.moves -= 1
+        for i in range(t.count):
+            n = t.nodes[i]
+            node = &self.index.nodes[n]
+            node.loading = 0
+            if not ok:
+                self.pool.state[t.pages[i]] = PAGE_ACTIVE
+                continue
+            if node.dev < 0:
+                self.index.adopt(n, t.pages[i])
+            else:
+                self.pool.give(t.pages[i])
+                self.set_page(r, t.first + i, node.dev)
+        for i in range(t.count - 1, -1, -1):
+            self.index.unpin(t.nodes[i])
+        if not ok:
+            # The pages stay, as private ones to compute into; the host copies are not trusted again.
+            r.num_nodes = t.first
+            for i in range(t.count - 1, -1, -1):
+                n = t.nodes[i]
+                if self.index.nodes[n].dev >= 0 or self.index.nodes[n].refs > 1:
+                    self.index.unref(n)
+                    continue
+                if self.index.nodes[n].pins == 0 and self.index.nodes[n].host >= 0:
+                    self.index.drop_host(n)
+                self.index.unref(n)
+        if r.state == S_ABORTING:
+            self.drained(t.req)
+            return 0
+        self.fetching -= 1
+        self.fire(r, E_FETCHED)
+        if ok:
+            r.computed = r.landed = r.num_nodes * self.page_size
+            self.c_hit_host += t.count * self.page_size
+        self.begin(t.req, now)
+        self.filling[self.num_filling] = t.req
+        self.num_filling += 1
+        return 0
+
+    cdef Transfer write_back(self, Req* r):
+        """Starts copying the request's indexed pages that the host tier lacks; the transfer takes its own references."""
+        cdef size_t base = <size_t>r.slot * self.max_pages
+        cdef int k, n, page, deepest = -1
+        cdef Transfer t
+        cdef Node* node
+        cdef list sources = [], targets = []
+        if self.host.num_pages == 0 or r.poisoned:
+            return None
+        for k in range(r.num_nodes):
+            node = &self.index.nodes[self.nodes[base + k]]
+            if node.host < 0 and not node.copying:
+                deepest = k
+        if deepest < 0:
+            return None
+        # The path's own host copies must not be what makes room for the rest of it.
+        for k in range(r.num_nodes):
+            if self.index.nodes[self.nodes[base + k]].host >= 0:
+                self.index.pin(self.nodes[base + k])
+        t = self.transfer("write_back", deepest + 1)
+        for k in range(deepest + 1):
+            n = self.nodes[base + k]
+            node = &self.index.nodes[n]
+            t.nodes[k] = n
+            t.pages[k] = -1
+            t.count = k + 1
+            if node.host >= 0 or node.copying:
+                continue
+            page = self.index.take_host()
+            if page < 0:
+                break
+            self.host.state[page] = PAGE_IN_FLIGHT
+            t.pages[k] = page
+            sources.append(node.dev)
+            targets.append(page)
+            t.keys.append(self.index.key_of(n))
+        for k in range(r.num_nodes - 1, -1, -1):
+            if self.index.nodes[self.nodes[base + k]].host >= 0:
+                self.index.unpin(self.nodes[base + k])
+        if not sources:
+            return None
+        # References on the whole path: a node never outlives its parent on the device.
+        for k in range(t.count):
+            if t.pages[k] >= 0:
+                self.index.nodes[t.nodes[k]].copying = 1
+            self.index.ref(t.nodes[k])
+        self.device_moves += 1
+        self.ship(t, np.array(sources, np.int32), np.array(targets, np.int32))
+        return t
+
+    cdef int written(self, Transfer t, bint ok) except -1:
+        """A write-back landed or failed."""
+        cdef int i, n
+        cdef Node* node
+        self.device_moves -= 1
+        for i in range(t.count - 1, -1, -1):
+            if t.pages[i] < 0:
+                continue
+            n = t.nodes[i]
+            node = &self.index.nodes[n]
+            node.copying = 0
+            if ok and node.host < 0:
+                self.index.set_host(n, t.pages[i])
+            else:
+                self.host.give(t.pages[i])
+        if ok and self.disk.capacity:
+            self.store(t)
+        for i in range(t.count - 1, -1, -1):
+            self.index.unref(t.nodes[i])
+        if t.req >= 0:
+            self.R[t.req].moves -= 1
+            self.fire(&self.R[t.req], E_WRITTEN)
+            self.recycle(t.req)
+        return 0
+
+    cdef int store(self, Transfer source) except -1:
+        """Starts writing to disk the pages that just reached the host tier; discards what the disk has no room for."""
+        cdef Transfer t = self.transfer("store", source.count)
+        cdef Transfer gone
+        cdef int i, n
+        cdef list pages = [], discard = []
+        for i in range(source.count):
+            n = source.nodes[i]
+            if source.pages[i] < 0 or self.index.nodes[n].host < 0:
+                continue
+            key = self.index.key_of(n)
+            evicted = self.disk.reserve(key)
+            if evicted is None:
+                continue
+            discard.extend(evicted)
+            self.index.pin(n)
+            t.nodes[t.count] = n
+            t.count += 1
+            t.keys.append(key)
+            pages.append(self.index.nodes[n].host)
+        if discard:
+            gone = self.transfer("discard", 0)
+            gone.keys = discard
+            self.ship(gone, np.empty(0, np.int32), np.empty(0, np.int32))
+        if t.count:
+            self.ship(t, np.asarray(pages, np.int32), np.full(t.count, -1, np.int32))
+        return 0
+
+    cdef int stored(self, Transfer t, bint ok) except -1:
+        cdef int i
+        for i in range(t.count - 1, -1, -1):
+            self.disk.stored(t.keys[i], ok)
+            self.index.unpin(t.nodes[i])
+        return 0
+
+    cdef bint prefetch(self, int at, int run, int limit, double now) except -1:
+        """Starts reading the pages from `run` on that the disk holds into host pages, when there are enough of them."""
+        cdef Req* r = &self.R[at]
+        cdef Transfer t
+        cdef int k = run, page
+        while k < limit and self.disk.readable(self.key_bytes(&r.keys[k])):
+            k += 1
+        if k - run < max(1, self.disk_threshold):
+            return False
+        t = self.transfer("prefetch", k - run)
+        t.req = at
+        t.first = run
+        for k in range(run):
+            if self.index.nodes[self.scratch[k]].host >= 0:
+                self.index.pin(self.scratch[k])
+        while t.first + t.count < limit:
+            key = self.key_bytes(&r.keys[t.first + t.count])
+            if not self.disk.readable(key):
+                break
+            page = self.index.take_host()
+            if page < 0:
+                break
+            self.host.state[page] = PAGE_IN_FLIGHT
+            t.pages[t.count] = page
+            t.count += 1
+            t.keys.append(key)
+            self.disk.touch(key)
+        for k in range(run - 1, -1, -1):
+            if self.index.nodes[self.scratch[k]].host >= 0:
+                self.index.unpin(self.scratch[k])
+        if t.count == 0:
+            return False
+        targets = np.empty(t.count, np.int32)
+        for k in range(t.count):
+            targets[k] = t.pages[k]
+        self.fire(r, E_FETCH)
+        r.moves += 1
+        self.ship(t, np.full(t.count, -1, np.int32), targets)
+        self.journal.note(now, r.id, "prefetch", f"{t.count} pages from disk")
         return True
+
+    cdef int prefetched(self, Transfer t, int good) except -1:
+        """The first `good` pages of a prefetch are in the host tier; the rest was missing or rotten: a miss."""
+        cdef Req* r = &self.R[t.req]
+        cdef int i, k, n, parent
+        for i in range(t.count):
+            k = t.first + i
+            if i >= good:
+                self.disk.drop(t.keys[i])
+                self.host.give(t.pages[i])
+                continue
+            n = self.index.find(r.keys[k], r.tokens + <size_t>k * self.page_size)
+            if n < 0:
+                parent = -1
+                if k:
+                    parent = self.index.find(r.keys[k - 1], r.tokens + <size_t>(k - 1) * self.page_size)
+                if k == 0 or parent >= 0:
+                    n = self.index.insert_host(parent, r.keys[k], r.tokens + <size_t>k * self.page_size, t.pages[i])
+                    if n >= 0:
+                        continue
+            elif self.index.nodes[n].host < 0:
+                self.index.set_host(n, t.pages[i])
+                continue
+            self.host.give(t.pages[i])
+        self.c_hit_disk += good * self.page_size
+        r.moves -= 1
+        if r.state == S_ABORTING:
+            self.drained(t.req)
+        else:
+            self.fire(r, E_REQUEUE)
+        return 0
+
+    cdef object move_done(self, object event, double now):
+        cdef Transfer t = self.transfers.pop(event.move_id, None)
+        cdef int good
+        if t is None:
+            raise SchedulerFault(f"no move {event.move_id} is on its way")
+        if t.kind == "load_back":
+            self.loaded(t, event.ok, now)
+        elif t.kind == "write_back":
+            self.written(t, event.ok)
+        elif t.kind == "store":
+            self.stored(t, event.ok)
+        elif t.kind == "prefetch":
+            good = event.good
+            if good < 0:
+                good = t.count if event.ok else 0
+            self.prefetched(t, min(good, t.count))
+        return None
+
+    def adopt_disk(self, keys) -> int:
+        """Tells which page keys the disk store already holds; returns how many were taken in."""
+        return self.disk.adopt(keys)
 
     cdef int expire(self, double now) except -1:
         """Ends every request whose deadline has passed."""
@@ -1073,7 +1333,7 @@ cdef class Scheduler:
         if isinstance(event, StepLanded):
             return self.step_landed(event.step, event.tokens, event.failed, now)
         if isinstance(event, MoveDone):
-            raise SchedulerFault(f"no move {event.move_id} is on its way")
+            return self.move_done(event, now)
         raise TypeError(f"{type(event).__name__} is not an event of the scheduler")
 
     cdef object step_landed(self, int64_t step, object tokens, object failed, double now):
@@ -1133,6 +1393,7 @@ cdef class Scheduler:
                     self.fire(r, E_TOKEN)
                 if r.first_token < 0:
                     r.first_token = now
+                    self.journal.note(now, r.id, "decode")
                 if self.stops(r, token):
                     r.stop_token = token
                     self.end(at, E_FINISH, now, "stop", "")
@@ -1180,8 +1441,21 @@ cdef class Scheduler:
         return []
 
     def flush_cache(self) -> int:
-        """Forgets every cached page nobody uses; returns how many pages that freed."""
+        """Forgets every cached page nobody uses, in every tier; returns how many device and host pages that freed."""
+        cdef Transfer gone
+        keys = self.disk.clear()
+        if keys:
+            gone = self.transfer("discard", 0)
+            gone.keys = keys
+            self.ship(gone, np.empty(0, np.int32), np.empty(0, np.int32))
         return self.index.flush()
+
+    def take_kv_events(self) -> list:
+        """(stored?, key, parent key or None, token ids as raw int32) since the last call, in order."""
+        cdef list out = self.index.changes
+        if out:
+            self.index.changes = []
+        return out
 
     # ---- operators and tests
 
@@ -1234,15 +1508,23 @@ cdef class Scheduler:
     def snapshot(self) -> dict:
         """What an operator sees of the control plane."""
         width, states = self.pool.bins()
-        pages = self.pool.count()
-        pages["total"] = self.pool.num_pages
+        pages = {"total": self.pool.num_pages, **self.pool.count()}
+        host = {"total": self.host.num_pages, **self.host.count()} if self.host.num_pages else None
+        disk = None
+        if self.disk.capacity:
+            disk = {
+                "total": self.disk.capacity,
+                "free": self.disk.capacity - len(self.disk),
+                "cached": len(self.disk) - self.disk.storing,
+                "in_flight": self.disk.storing,
+            }
         return {
             "running": self.num_running_requests,
             "waiting": self.num_waiting,
             "retracted": self.num_retracted,
             "prefetching": 0,
             "counters": self.counters,
-            "tiers": {"device": pages, "host": None, "disk": None},
+            "tiers": {"device": pages, "host": host, "disk": disk},
             "hits": {
                 "queries": self.c_queries,
                 "device": self.c_hit_device,
@@ -1254,59 +1536,110 @@ cdef class Scheduler:
 
     def integrity(self) -> None:
         """Raises SchedulerFault (or the cache's own fault) unless every page and slot has exactly one owner."""
-        cdef int32_t* owners = <int32_t*>calloc(self.pool.num_pages + 1, sizeof(int32_t))
-        cdef int32_t* refs = <int32_t*>calloc(self.index.capacity + 1, sizeof(int32_t))
-        cdef int32_t* slots = <int32_t*>calloc(self.max_slots + 1, sizeof(int32_t))
-        cdef int i, k, live = 0, leaving = 0
+        cdef Audit audit = Audit(self.pool.num_pages, self.host.num_pages, self.index.capacity, self.max_slots)
+        self.pool.integrity()
+        self.host.integrity()
+        self.index.integrity()
+        self.audit_requests(audit)
+        self.audit_transfers(audit)
+        self.audit_pages(audit)
+
+    cdef int audit_requests(self, Audit audit) except -1:
+        """Slots, lists and what each request holds."""
+        cdef int i, k, n, live = 0, leaving = 0, fetching = 0, running = 0, filling = 0, waiting = 0, retracted = 0
+        cdef int64_t queued = 0
         cdef size_t base
         cdef Req* r
-        try:
-            self.pool.integrity()
-            self.index.integrity()
-            for i in range(self.num_free_slots):
-                slots[self.free_slots[i]] += 1
-            for i in range(self.cap_reqs):
-                r = &self.R[i]
-                if r.tokens == NULL:
-                    continue
-                live += 1
-                if r.state == S_DRAINING or r.state == S_ABORTING or r.state == S_RETRACTING:
-                    leaving += 1
-                if r.slot < 0:
-                    if r.num_pages or r.num_nodes:
-                        raise SchedulerFault(f"request {r.id} holds pages without a slot")
-                    continue
-                slots[r.slot] += 1
-                base = <size_t>r.slot * self.max_pages
-                for k in range(r.num_pages):
-                    if k < r.num_nodes:
-                        refs[self.nodes[base + k]] += 1
-                        if self.index.nodes[self.nodes[base + k]].dev != self.table[base + k]:
-                            raise SchedulerFault(f"request {r.id} page {k} is not its node's page")
-                    else:
-                        owners[self.table[base + k]] += 1
-            for i in range(self.max_slots):
-                if slots[i] != 1:
-                    raise SchedulerFault(f"slot {i} has {slots[i]} owners")
-            for i in range(self.fence_count):
-                owners[self.fence_page[(self.fence_head + i) % self.fence_cap]] += 1
-            for i in range(self.pool.num_free):
-                owners[self.pool.stack[i]] += 1
-            for i in range(self.index.capacity):
-                if not self.index.nodes[i].used:
-                    continue
-                if refs[i] != self.index.nodes[i].refs:
-                    raise SchedulerFault(f"node {i} has {refs[i]} users and counts {self.index.nodes[i].refs}")
-                if self.index.nodes[i].dev >= 0:
-                    owners[self.index.nodes[i].dev] += 1
-            for i in range(self.pool.num_pages):
-                if owners[i] != 1:
-                    raise SchedulerFault(f"page {i} has {owners[i]} owners")
-            if leaving != self.leaving:
-                raise SchedulerFault(f"{leaving} requests are leaving, {self.leaving} counted")
-            if live != self.cap_reqs - self.num_spare_reqs:
-                raise SchedulerFault(f"{live} request records live, {self.cap_reqs - self.num_spare_reqs} counted")
-        finally:
-            free(owners)
-            free(refs)
-            free(slots)
+        for i in range(self.num_free_slots):
+            audit.slots[self.free_slots[i]] += 1
+        for i in range(self.cap_reqs):
+            r = &self.R[i]
+            if r.tokens == NULL:
+                continue
+            live += 1
+            leaving += r.state == S_DRAINING or r.state == S_ABORTING or r.state == S_RETRACTING
+            fetching += r.state == S_PREFETCHING and r.slot >= 0
+            running += r.state == S_PREFILLED or r.state == S_DECODING
+            filling += r.state == S_BOOTSTRAPPING or r.state == S_PREFILLING
+            retracted += r.state == S_RETRACTED
+            if r.state == S_SUBMITTED or (r.state == S_PREFETCHING and r.slot < 0):
+                waiting += 1
+                queued += r.num_prompt
+            if r.slot < 0:
+                if r.num_pages or r.num_nodes or r.flights:
+                    raise SchedulerFault(f"request {r.id} holds pages or steps without a slot")
+                continue
+            audit.slots[r.slot] += 1
+            base = <size_t>r.slot * self.max_pages
+            for k in range(r.num_pages):
+                n = self.nodes[base + k]
+                if k >= r.num_nodes:
+                    audit.pages[self.table[base + k]] += 1
+                elif self.index.nodes[n].dev != self.table[base + k]:
+                    if not self.index.nodes[n].loading:
+                        raise SchedulerFault(f"request {r.id} page {k} is not its node's page")
+                    audit.pages[self.table[base + k]] += 1
+                if k < r.num_nodes:
+                    audit.refs[n] += 1
+        for i in range(self.max_slots):
+            if audit.slots[i] != 1:
+                raise SchedulerFault(f"slot {i} has {audit.slots[i]} owners")
+        for text, found, counted in (
+            ("leaving", leaving, self.leaving),
+            ("fetching", fetching, self.fetching),
+            ("running", running, self.num_running),
+            ("filling", filling, self.num_filling),
+            ("waiting", waiting, self.num_waiting),
+            ("retracted", retracted, self.num_retracted),
+            ("queued tokens", queued, self.waiting_tokens),
+            ("live", live, self.cap_reqs - self.num_spare_reqs),
+        ):
+            if found != counted:
+                raise SchedulerFault(f"{text}: {found} found, {counted} counted")
+        return 0
+
+    cdef int audit_transfers(self, Audit audit) except -1:
+        """What the copies on their way hold."""
+        cdef Transfer t
+        cdef int i
+        for t in self.transfers.values():
+            for i in range(t.count):
+                if t.kind == "write_back":
+                    audit.refs[t.nodes[i]] += 1
+                    if t.pages[i] >= 0:
+                        audit.hosts[t.pages[i]] += 1
+                elif t.kind == "prefetch":
+                    audit.hosts[t.pages[i]] += 1
+                elif t.kind == "load_back" or t.kind == "store":
+                    audit.pins[t.nodes[i]] += 1
+        return 0
+
+    cdef int audit_pages(self, Audit audit) except -1:
+        """One owner a page, in both tiers; references and pins as counted."""
+        cdef int i
+        cdef Node* node
+        for i in range(self.fence_count):
+            audit.pages[self.fence_page[(self.fence_head + i) % self.fence_cap]] += 1
+        for i in range(self.pool.num_free):
+            audit.pages[self.pool.stack[i]] += 1
+        for i in range(self.host.num_free):
+            audit.hosts[self.host.stack[i]] += 1
+        for i in range(self.index.capacity):
+            node = &self.index.nodes[i]
+            if not node.used:
+                continue
+            if audit.refs[i] != node.refs or audit.pins[i] != node.pins:
+                raise SchedulerFault(
+                    f"node {i} has {audit.refs[i]} users and {audit.pins[i]} copies, counts {node.refs} and {node.pins}"
+                )
+            if node.dev >= 0:
+                audit.pages[node.dev] += 1
+            if node.host >= 0:
+                audit.hosts[node.host] += 1
+        for i in range(self.pool.num_pages):
+            if audit.pages[i] != 1:
+                raise SchedulerFault(f"device page {i} has {audit.pages[i]} owners")
+        for i in range(self.host.num_pages):
+            if audit.hosts[i] != 1:
+                raise SchedulerFault(f"host page {i} has {audit.hosts[i]} owners")
+        return 0

@@ -38,6 +38,10 @@ class SchedulerConfig:
     """Random per start when empty."""
     namespace: bytes = b""
     """Weights version: pages of another never match."""
+    kv_events: bool = False
+    """Record what the prefix index gains and loses on the device, for `take_kv_events`."""
+    debug_retract_every: int = 0
+    """Tests: retract the latest arrival (never the oldest) every that many steps, pages short or not."""
 
 
 @dataclass
@@ -80,7 +84,11 @@ class Move(NamedTuple):
 
     move_id: int
     kind: str
-    """load_back (host→device), write_back (device→host), prefetch (disk→host), store (host→disk)."""
+    """load_back (host→device), write_back (device→host), prefetch (disk→host), store (host→disk), discard (disk).
+
+    Pages are in `sources` and `targets`; the disk's end is -1 there, its blocks go by their `keys`. load_back and
+    write_back start after every step launched before this plan, on their own streams.
+    """
     sources: np.ndarray
     targets: np.ndarray
     keys: list[bytes]
@@ -131,6 +139,8 @@ class StepLanded(NamedTuple):
 class MoveDone(NamedTuple):
     move_id: int
     ok: bool
+    good: int = -1
+    """prefetch only: how many leading pages are sound; -1 means all when ok, else none."""
 
 
 class FinishedRequest(NamedTuple):
