@@ -259,6 +259,7 @@ def _engines(fleet: Fleet, model: str) -> Iterator[Any]:
     )
     info = InfoMetricFamily("tsd:cache_config", "Sizes of the KV cache", labels=labels)
     counters = {name: CounterMetricFamily(f"tsd:{name}", text, labels=labels) for name, text in _BEAT_COUNTERS.items()}
+    steps = HistogramMetricFamily("tsd:iteration_tokens_total", "Tokens of a step", labels=labels)
     others: dict[str, GaugeMetricFamily] = {}
     for engine in fleet.engines:
         label = [model, str(engine.engine)]
@@ -272,6 +273,7 @@ def _engines(fleet: Fleet, model: str) -> Iterator[Any]:
         for name, family in counters.items():
             if name in stats:
                 family.add_metric(label, stats.pop(name))
+        _step_tokens(steps, label, stats)
         for name, value in stats.items():
             if name.isidentifier():
                 if name not in others:
@@ -290,7 +292,19 @@ def _engines(fleet: Fleet, model: str) -> Iterator[Any]:
                     "max_model_len": str(facts.max_model_len),
                 },
             )
-    yield from (up, running, waiting, usage, start, info, *counters.values(), *others.values())
+    yield from (up, running, waiting, usage, start, info, steps, *counters.values(), *others.values())
+
+
+def _step_tokens(family: HistogramMetricFamily, label: list[str], stats: dict[str, float]) -> None:
+    """The histogram that a heartbeat holds as `iteration_tokens_total/<le>` counts, smallest bucket first."""
+    prefix = "iteration_tokens_total/"
+    total = stats.get(f"{prefix}sum")
+    edges = [name for name in stats if name.startswith(prefix) and name != f"{prefix}sum"]
+    if total is None or not edges:
+        return
+    counts = accumulate(stats[name] for name in edges)
+    buckets = [(name.removeprefix(prefix), count) for name, count in zip(edges, counts, strict=True)]
+    family.add_metric(label, buckets=buckets, sum_value=total)
 
 
 def _counter(name: str, text: str, labels: list[str], values: list[tuple[list[str], float]]) -> CounterMetricFamily:

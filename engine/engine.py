@@ -16,6 +16,7 @@ from tsd.engine.loop import StepLoop
 from tsd.engine.memory import MemoryPlan
 from tsd.engine.protocol import Abort, Command, Heartbeat, Ready, Reply, Submit
 from tsd.engine.requests import ID_MASK, LiveRequests
+from tsd.engine.stats import heartbeat_stats
 from tsd.engine.trace import Trace
 from tsd.engine.transport import Channel
 from tsd.scheduler.core import Scheduler
@@ -119,13 +120,17 @@ class Engine:
 
     def heartbeat(self) -> Heartbeat:
         self.loop.tick()
-        counters = self.scheduler.counters
+        view = self.scheduler.snapshot()
+        graphs = self.parts.executor.statistics().get("graphs") or {}
         return Heartbeat(
             step=self.loop.last_step,
-            running=int(counters.get("running", 0)),
-            waiting=int(counters.get("waiting", 0)),
-            queued_tokens=int(counters.get("queued_tokens", 0)),
-            stats={name: float(value) for name, value in counters.items()},
+            running=int(view["running"]),
+            waiting=int(view["waiting"]),
+            queued_tokens=int(self.scheduler.queued_tokens),
+            stats={
+                **heartbeat_stats(view, int(graphs.get("compilations_after_ready", 0))),
+                **self.loop.step_tokens.stats(),
+            },
         )
 
     def command(self, command: Command) -> Reply:

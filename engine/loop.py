@@ -15,6 +15,7 @@ from collections.abc import Callable
 from tsd.engine.executor.base import DeviceFault, Executor, MoveResult, StepResult
 from tsd.engine.pace import Pace
 from tsd.engine.requests import LiveRequests
+from tsd.engine.stats import StepTokens
 from tsd.engine.trace import DEVICE, HOST, Trace
 from tsd.scheduler.core import Scheduler
 from tsd.scheduler.types import ExecutionPlan, MoveDone, StepLanded
@@ -42,6 +43,7 @@ class StepLoop:
         self.last_step = 0
         self.last_batch: tuple[int, int, int] = (0, 0, 0)
         """Prefill rows, decode rows and tokens of the newest plan."""
+        self.step_tokens = StepTokens()
         self._on_fault = on_fault
         self._flights: deque[ExecutionPlan] = deque()
         self._turn_asked = False
@@ -88,6 +90,7 @@ class StepLoop:
                     self.trace.add(HOST, "launch", planned, self.clock() - planned, step=plan.step)
                 self._flights.append(plan)
                 self.last_batch = (plan.num_rows - plan.num_decode, plan.num_decode, plan.num_tokens)
+                self.step_tokens.observe(plan.num_tokens)
                 self.pace.launched(now)
             if plan.admitted:
                 self.requests.admitted(plan.admitted, now)
