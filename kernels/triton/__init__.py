@@ -1,0 +1,1 @@
+"""Kernels written in Triton, one family a file. Nothing here imports at package import: see `register.py`."""

@@ -1,0 +1,27 @@
+"""Token embedding: the first kernel of a step, hence the one that is not a dependent launch (see `pdl.py`)."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from tsd.kernels.weight import Weight
+
+
+@triton.jit
+def lookup_kernel(ids, table, y, K, BK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    token = tl.load(ids + row).to(tl.int64)
+    for start in range(0, K, BK):
+        k = start + tl.arange(0, BK)
+        tl.store(y + row * K + k, tl.load(table + token * K + k, mask=k < K, other=0.0), mask=k < K)
+
+
+def lookup(ids: torch.Tensor, weight: Weight, *, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """As `embedding.reference.lookup`, dense tables only."""
+    table = weight.tensors["w"]
+    y = torch.empty((ids.shape[0], table.shape[1]), dtype=table.dtype, device=table.device)
+    block = min(2048, triton.next_power_of_2(table.shape[1]))
+    lookup_kernel[(ids.shape[0],)](ids, table, y, table.shape[1], block, num_warps=4)
+    return y

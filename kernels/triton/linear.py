@@ -1,0 +1,238 @@
+"""Linear layers: which kernel and tiling serve how many rows. The tilings were measured (`tuned/*.json`)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.resources import files
+
+import torch
+import torch.nn.functional as F
+import triton
+
+from tsd.kernels.triton.gemv import gemv_kernel
+from tsd.kernels.triton.norm import rms, silu_mul
+from tsd.kernels.triton.skinny import skinny_kernel
+from tsd.kernels.triton.target import dependent, dot_precision
+from tsd.kernels.triton.workspace import COUNTERS, workspace
+from tsd.kernels.weight import Weight
+
+SKINNY_ROWS = 64
+"""Most rows that the skinny kernel takes."""
+
+
+@dataclass(frozen=True)
+class Gemv:
+    """Tiling of `gemv_kernel`: rows of W a program, columns a tile."""
+
+    bn: int
+    bk: int
+    warps: int
+
+
+@dataclass(frozen=True)
+class Skinny:
+    """Tiling of `skinny_kernel`; `prefetch` columns are asked for before the wait on the kernel before."""
+
+    bn: int
+    bk: int
+    split: int
+    warps: int
+    stages: int
+    prefetch: int
+
+
+Plan = Gemv | Skinny | None
+"""None is the library product, with the norm and the activation as kernels of their own."""
+
+
+def bucket(rows: int) -> int:
+    """The tuned number of rows that stands for `rows`: 1, 16, 32 or 64."""
+    return 1 if rows == 1 else 16 if rows <= 16 else triton.next_power_of_2(rows)
+
+
+def site(n: int, k: int, rows: int, *, gated: bool) -> str:
+    """Key of a layer in the tuning table: n output columns (of a gated layer, after gating)."""
+    return f"{n}x{k}{'g' if gated else ''}@{bucket(rows)}"
+
+
+def default_plan(n: int, k: int, rows: int, *, gated: bool) -> Plan:
+    """What to run for a shape that nobody has tuned."""
+    lanes = 2 if gated else 1
+    if rows == 1:
+        bk = min(triton.next_power_of_2(k), 4096)
+        bn = max(1, min(8, 8192 // (bk * lanes), triton.next_power_of_2(triton.cdiv(n, 264))))
+        return Gemv(bn, bk, 4)
+    if rows > SKINNY_ROWS:
+        return None
+    bk = 128 if k % 128 == 0 else 64
+    if k % bk:
+        return None
+    bn = 16 if n <= 8192 else 32
+    split = 1
+    while split < 8 and triton.cdiv(n, bn) * split < 264 and k % (bk * split * 2) == 0 and k // (split * 2) >= 512:
+        split *= 2
+    return Skinny(bn, bk, split, 4, 4, 256)
+
+
+@cache
+def tuned(device_name: str) -> dict[str, Plan]:
+    """The measured table of a GPU by its name, as `site` -> plan; empty for one nobody has measured."""
+    name = device_name.lower().replace(" ", "_") + ".json"
+    table = files("tsd.kernels.triton") / "tuned" / name
+    if not table.is_file():
+        return {}
+    return {key: load_plan(entry) for key, entry in json.loads(table.read_text()).items()}
+
+
+def load_plan(entry: dict[str, int | str]) -> Plan:
+    """From the table's JSON; see `dump_plan`."""
+    options = {name: int(value) for name, value in entry.items() if name != "kernel"}
+    kinds = {"gemv": Gemv, "skinny": Skinny}
+    return kinds[str(entry["kernel"])](**options) if entry["kernel"] != "library" else None
+
+
+def dump_plan(plan: Plan) -> dict[str, int | str]:
+    if plan is None:
+        return {"kernel": "library"}
+    return {"kernel": type(plan).__name__.lower(), **asdict(plan)}
+
+
+@cache
+def plan_for(device: torch.device, n: int, k: int, rows: int, gated: bool) -> Plan:
+    """The tiling for `rows` rows (a bucket), tuned or by rule."""
+    if device.type == "cuda":
+        found = tuned(torch.cuda.get_device_name(device))
+        key = site(n, k, rows, gated=gated)
+        if key in found:
+            return found[key]
+    return default_plan(n, k, rows, gated=gated)
+
+
+def launch(
+    plan: Gemv | Skinny,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    y: torch.Tensor,
+    *,
+    bias: torch.Tensor | None,
+    norm: torch.Tensor | None,
+    eps: float,
+    act: bool,
+    residual: torch.Tensor | None,
+    gated: bool,
+) -> None:
+    """Runs one tiling; x [M, K or 2K], w [N or 2N, K], y [M, N], all contiguous."""
+    rows, n = y.shape
+    k = w.shape[1]
+    pdl, dependency = dependent(x.device)
+    switches = {
+        "NORM": norm is not None,
+        "ACT": act,
+        "BIAS": bias is not None,
+        "RESIDUAL": residual is not None,
+        "GATED": gated,
+        "PDL": pdl,
+    }
+    operands = (
+        x,
+        w,
+        bias if bias is not None else x,
+        norm if norm is not None else x,
+        residual if residual is not None else x,
+        y,
+    )
+    if isinstance(plan, Gemv):
+        gemv_kernel[(triton.cdiv(n, plan.bn),)](
+            *operands, n, eps, K=k, BN=plan.bn, BK=plan.bk, num_warps=plan.warps, **switches, **dependency
+        )
+        return
+    blocks = triton.cdiv(n, plan.bn)
+    padded = max(16, triton.next_power_of_2(rows))
+    scratch = workspace(x.device)
+    partial = scratch.floats(plan.split * blocks * padded * (2 * plan.bn + 1)) if plan.split > 1 else x
+    skinny_kernel[(blocks, plan.split)](
+        *operands,
+        partial,
+        scratch.counters,
+        rows,
+        n,
+        eps,
+        K=k,
+        BM=padded,
+        BN=plan.bn,
+        BK=plan.bk,
+        SPLIT=plan.split,
+        STAGES=plan.stages,
+        PREFETCH=plan.prefetch,
+        PRECISION=dot_precision(x.dtype),
+        num_warps=plan.warps,
+        num_stages=plan.stages,
+        **switches,
+        **dependency,
+    )
+
+
+def linear(
+    x: torch.Tensor,
+    weight: Weight,
+    *,
+    bias: torch.Tensor | None = None,
+    norm: torch.Tensor | None = None,
+    eps: float = 0.0,
+    act: str | None = None,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """As `gemm.reference.linear`, dense weights only. Raises ValueError for an unknown `act`."""
+    if act not in (None, "silu_mul"):
+        raise ValueError(f"unknown activation {act!r}")
+    w = weight.tensors["w"]
+    n, k = w.shape
+    rows = x.shape[0]
+    plan = plan_for(x.device, n, k, bucket(rows), False) if 0 < rows <= SKINNY_ROWS else None
+    if act is not None and (norm is not None or (rows > 1 and plan is not None)):
+        x, act = silu_mul(x), None
+    if plan is not None:
+        y = torch.empty((rows, n), dtype=x.dtype, device=x.device)
+        launch(plan, x, w, y, bias=bias, norm=norm, eps=eps, act=act is not None, residual=residual, gated=False)
+        return y
+    return library(x, w, bias=bias, norm=norm, eps=eps, act=act is not None, residual=residual)
+
+
+def library(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    *,
+    bias: torch.Tensor | None,
+    norm: torch.Tensor | None,
+    eps: float,
+    act: bool,
+    residual: torch.Tensor | None,
+) -> torch.Tensor:
+    """Norm and activation by themselves, then the vendor's product, which adds the bias or the residual."""
+    if x.shape[0] == 0:
+        return x.new_empty((0, w.shape[0]))
+    if act:
+        x = silu_mul(x)
+    if norm is not None:
+        x = rms(x, norm, eps)
+    if residual is None:
+        return F.linear(x, w, bias)
+    y = torch.addmm(residual, x, w.t())
+    return y if bias is None else y + bias
+
+
+def gated(
+    x: torch.Tensor, weight: Weight, *, norm: torch.Tensor | None = None, eps: float = 0.0
+) -> torch.Tensor:
+    """As `gemm.reference.gated`, dense weights only."""
+    w = weight.tensors["w"]
+    n, k = w.shape[0] // 2, w.shape[1]
+    rows = x.shape[0]
+    plan = plan_for(x.device, n, k, bucket(rows), True) if 0 < rows <= SKINNY_ROWS else None
+    if plan is None:
+        return silu_mul(library(x, w, bias=None, norm=norm, eps=eps, act=False, residual=None))
+    y = torch.empty((rows, n), dtype=x.dtype, device=x.device)
+    launch(plan, x, w, y, bias=None, norm=norm, eps=eps, act=False, residual=None, gated=True)
+    return y

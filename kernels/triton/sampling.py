@@ -1,0 +1,398 @@
+"""Sampling on the device, row by row as `kernels/sampling/types.py` defines it; nothing is sorted.
+
+`score_kernel` reads the logits once over all multiprocessors: edits, temperature, noise, and the best id of each block of
+the vocabulary. `pick_kernel`, one program a row, takes the best of the blocks. Only when the row has filters does it look
+further: the winner over all ids is also the winner over the kept ids if it is kept, and whether it is kept takes one
+count of the ids above it. If not, everything up to it is out, and the next candidate is the best of the ids above.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from tsd.kernels.sampling.types import Sampled, SamplingState
+from tsd.kernels.triton.pdl import start_next, wait_previous
+from tsd.kernels.triton.target import dependent
+from tsd.kernels.triton.workspace import workspace
+
+BLOCK = 4096
+"""Ids of a program of `score_kernel`."""
+GROUP: tl.constexpr = tl.constexpr(64)
+"""Neighbouring ids of which only the highest is looked at to find a first bound on the k-th largest."""
+
+
+@triton.jit
+def _gumbel(seed, index, ids):
+    """-ln(-ln u) of the row's Philox stream at `ids`, float32; see `types.py` for u close to 1."""
+    word, _, _, _ = tl.philox(seed, ids, tl.zeros_like(ids) + index, tl.zeros_like(ids), tl.zeros_like(ids))
+    h = (word.to(tl.uint32, bitcast=True) >> 8).to(tl.int32)
+    u = (h.to(tl.float32) + 0.5) * 5.9604644775390625e-08
+    gap = ((16777215 - h).to(tl.float32) + 0.5) * 5.9604644775390625e-08
+    near = 1.0 - gap
+    step = 1.0 - near
+    # log1p(-gap) = log(near) * gap / (1 - near): the rounding of `near` cancels.
+    log_near = tl.where(step == 0.0, -gap, tl.log(near) * gap / tl.where(step == 0.0, 1.0, step))
+    log_u = tl.where(h >= 8388608, log_near, tl.log(tl.where(h >= 8388608, 0.5, u)))
+    return -tl.log(-log_u)
+
+
+@triton.jit
+def score_kernel(
+    logits,
+    temperature,
+    seeds,
+    token_index,
+    frequency,
+    presence,
+    repetition,
+    counts,
+    seen,
+    bias_ids,
+    bias_values,
+    bias_count,
+    stop_ids,
+    stop_count,
+    min_tokens,
+    bitmask,
+    mask_words,
+    hot_out,
+    score_out,
+    group_tops,
+    groups,
+    best_scores,
+    best_ids,
+    raw_tops,
+    raw_masses,
+    V,
+    BV: tl.constexpr,
+    FREQUENCY: tl.constexpr,
+    PRESENCE: tl.constexpr,
+    REPETITION: tl.constexpr,
+    COUNTS: tl.constexpr,
+    SEEN: tl.constexpr,
+    BIAS: tl.constexpr,
+    STOP: tl.constexpr,
+    MASK: tl.constexpr,
+    GREEDY: tl.constexpr,
+    FILTERED: tl.constexpr,
+    MASS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One block of one row's ids. Grid (rows, blocks); per-block outputs are [rows, blocks].
+
+    FILTERED keeps scores before and after the noise, [rows, V], and the highest of each GROUP of the former.
+    """
+    start_next(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
+    ids = block * BV + tl.arange(0, BV)
+    live = ids < V
+    wait_previous(PDL)
+    raw = tl.load(logits + row * V + ids, mask=live, other=-float("inf")).to(tl.float32)
+    spot = row * tl.num_programs(1) + block
+    if MASS:
+        top = tl.max(raw, 0)
+        tl.store(raw_tops + spot, top)
+        tl.store(raw_masses + spot, tl.sum(tl.exp(raw - tl.where(top == -float("inf"), 0.0, top)), 0))
+    score = raw
+    if COUNTS:
+        count = tl.load(counts + row * V + ids, mask=live, other=0)
+    if REPETITION:
+        known = ids < 0
+        if COUNTS:
+            known = known | (count > 0)
+        if SEEN:
+            known = known | (tl.load(seen + row * V + ids, mask=live, other=0) != 0)
+        penalty = tl.load(repetition + row)
+        score = tl.where(known, tl.where(score > 0, score / penalty, score * penalty), score)
+    if COUNTS:
+        if FREQUENCY:
+            score -= tl.load(frequency + row) * count.to(tl.float32)
+        if PRESENCE:
+            score -= tl.where(count > 0, tl.load(presence + row), 0.0)
+    if BIAS:
+        for entry in range(bias_count):
+            biased = tl.load(bias_ids + row * bias_count + entry)
+            score += tl.where(ids == biased, tl.load(bias_values + row * bias_count + entry), 0.0)
+    if MASK:
+        word = tl.load(bitmask + row * mask_words + ids // 32, mask=live, other=0)
+        score = tl.where(((word >> (ids % 32)) & 1) != 0, score, -float("inf"))
+    index = tl.load(token_index + row)
+    if STOP and index < tl.load(min_tokens + row):
+        for entry in range(stop_count):
+            score = tl.where(ids == tl.load(stop_ids + row * stop_count + entry), -float("inf"), score)
+    if not GREEDY:
+        heat = tl.load(temperature + row)
+        if heat > 0.0:
+            score = score / heat
+        if FILTERED:
+            tl.store(hot_out + row * V + ids, score, mask=live)
+            tops = tl.max(tl.reshape(tl.where(live, score, -float("inf")), (BV // GROUP, GROUP)), 1)
+            places = block * (BV // GROUP) + tl.arange(0, BV // GROUP)
+            tl.store(group_tops + row * groups + places, tops, mask=places < groups)
+        if heat > 0.0:
+            score += _gumbel(tl.load(seeds + row), index.to(tl.int32), ids)
+        if FILTERED:
+            tl.store(score_out + row * V + ids, score, mask=live)
+    score = tl.where(live, score, -float("inf"))
+    best, place = tl.max(score, 0, return_indices=True, return_indices_tie_break_left=True)
+    tl.store(best_scores + spot, best)
+    tl.store(best_ids + spot, block * BV + place)
+
+
+@triton.jit
+def _key(x):
+    """int32 in the order of the floats."""
+    bits = x.to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def _census(hot, V, low, high, top, BV: tl.constexpr):
+    """How many x >= low (a key) and their Σ exp(x - top), then the same of x > high (a float)."""
+    lows = tl.zeros([BV], tl.int32)
+    low_mass = tl.zeros([BV], tl.float32)
+    highs = tl.zeros([BV], tl.int32)
+    high_mass = tl.zeros([BV], tl.float32)
+    for start in range(0, V, BV):
+        ids = start + tl.arange(0, BV)
+        x = tl.load(hot + ids, mask=ids < V, other=-float("inf"))
+        mass = tl.exp(x - top)
+        inside = (_key(x) >= low) & (ids < V)
+        above = x > high
+        lows += inside.to(tl.int32)
+        low_mass += tl.where(inside, mass, 0.0)
+        highs += above.to(tl.int32)
+        high_mass += tl.where(above, mass, 0.0)
+    return tl.sum(lows, 0), tl.sum(low_mass, 0), tl.sum(highs, 0), tl.sum(high_mass, 0)
+
+
+@triton.jit
+def _best_above(hot, scores, V, high, BV: tl.constexpr):
+    """The id of the highest score among x > high, the lowest on ties; and that x."""
+    best = tl.full([BV], -float("inf"), tl.float32)
+    where = tl.full([BV], 2147483647, tl.int32)
+    for start in range(0, V, BV):
+        ids = start + tl.arange(0, BV)
+        x = tl.load(hot + ids, mask=ids < V, other=-float("inf"))
+        score = tl.load(scores + ids, mask=ids < V, other=-float("inf"))
+        better = (x > high) & ((score > best) | (where == 2147483647))
+        best = tl.where(better, score, best)
+        where = tl.where(better, ids, where)
+    top = tl.max(best, 0)
+    return tl.min(tl.where(best == top, where, 2147483647), 0)
+
+
+@triton.jit
+def pick_kernel(
+    best_scores,
+    best_ids,
+    hot_in,
+    score_in,
+    group_tops,
+    groups,
+    raw_tops,
+    raw_masses,
+    logits,
+    top_k,
+    top_p,
+    min_p,
+    temperature,
+    tokens,
+    logprobs,
+    ranks,
+    feed,
+    feed_rows,
+    blocks,
+    V,
+    BB: tl.constexpr,
+    BG: tl.constexpr,
+    BV: tl.constexpr,
+    FILTERED: tl.constexpr,
+    LOGPROBS: tl.constexpr,
+    FEED: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One row: the drawn id, its logprob and rank if asked, and feed[feed_rows[row]] = id. BB >= blocks, BG >= groups."""
+    start_next(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    b = tl.arange(0, BB)
+    wait_previous(PDL)
+    scores = tl.load(best_scores + row * blocks + b, mask=b < blocks, other=-float("inf"))
+    ids = tl.load(best_ids + row * blocks + b, mask=b < blocks, other=2147483647)
+    token = tl.min(tl.where(scores == tl.max(scores, 0), ids, 2147483647), 0)
+    token = tl.minimum(token, V - 1)
+    if FILTERED:
+        k = tl.load(top_k + row)
+        p = tl.load(top_p + row)
+        least = tl.load(min_p + row)
+        ranked = (k > 0) & (k < V)
+        if (tl.load(temperature + row) > 0.0) & (ranked | (p < 1.0) | (least > 0.0)):
+            hot = hot_in + row * V
+            g = tl.arange(0, BG)
+            tops = tl.load(group_tops + row * groups + g, mask=g < groups, other=-float("inf"))
+            top = tl.max(tops, 0)
+            floor = -2147483647
+            if ranked & (p < 1.0) & (k <= groups):
+                keys = _key(tops)
+                ceiling = _key(top)
+                low = tl.min(tl.where(g < groups, keys, 2147483647), 0).to(tl.int64)
+                high = ceiling.to(tl.int64) + 1
+                while high - low > 1:
+                    middle = (low + high) >> 1
+                    if tl.sum((keys >= middle.to(tl.int32)).to(tl.int32), 0) >= k:
+                        low = middle
+                    else:
+                        high = middle
+                floor = low.to(tl.int32)
+            x = tl.load(hot + token)
+            count, whole, above, mass = _census(hot, V, floor, x, top, BV)
+            if ranked & (p < 1.0) & (count > k):
+                low = floor.to(tl.int64)
+                high = _key(top).to(tl.int64) + 1
+                while (high - low > 1) & (count != k):
+                    middle = (low + high) >> 1
+                    found, found_mass, _, _ = _census(hot, V, middle.to(tl.int32), x, top, BV)
+                    if found >= k:
+                        low = middle
+                        count = found
+                        whole = found_mass
+                    else:
+                        high = middle
+            bound = tl.where(least > 0.0, top + tl.log(tl.where(least > 0.0, least, 1.0)), -float("inf"))
+            while (above > 0) & ((ranked & (above >= k)) | ((p < 1.0) & (mass >= p * whole)) | (x < bound)):
+                token = _best_above(hot, score_in + row * V, V, x, BV)
+                x = tl.load(hot + token)
+                _, _, above, mass = _census(hot, V, 2147483647, x, top, BV)
+    tl.store(tokens + row, token)
+    if FEED:
+        tl.store(feed + tl.load(feed_rows + row), token)
+    if LOGPROBS:
+        tops = tl.load(raw_tops + row * blocks + b, mask=b < blocks, other=-float("inf"))
+        masses = tl.load(raw_masses + row * blocks + b, mask=b < blocks, other=0.0)
+        top = tl.max(tops, 0)
+        total = tl.sum(masses * tl.exp(tops - top), 0)
+        own = tl.load(logits + row * V + token).to(tl.float32)
+        above_own = tl.zeros([BV], tl.int32)
+        for start in range(0, V, BV):
+            v = start + tl.arange(0, BV)
+            x = tl.load(logits + row * V + v, mask=v < V, other=-float("inf")).to(tl.float32)
+            above_own += (x > own).to(tl.int32)
+        tl.store(logprobs + row, own - top - tl.log(total))
+        tl.store(ranks + row, tl.sum(above_own, 0) + 1)
+
+
+def sample(
+    logits: torch.Tensor,
+    state: SamplingState,
+    *,
+    out: torch.Tensor | None = None,
+    feed: torch.Tensor | None = None,
+    feed_rows: torch.Tensor | None = None,
+) -> Sampled:
+    """As `sampling.reference.sample`; logits of any float type.
+
+    `out` int32 [S] receives the tokens; with `feed` int32 and `feed_rows` [S] they are also written to feed[feed_rows].
+    """
+    rows, vocab = logits.shape
+    device = logits.device
+    logits = logits.contiguous()
+    tokens = out if out is not None else torch.empty(rows, dtype=torch.int32, device=device)
+    logprobs = torch.empty(rows, dtype=torch.float32, device=device) if state.logprobs >= 0 else None
+    ranks = torch.empty(rows, dtype=torch.int32, device=device) if state.logprobs >= 0 else None
+    filtered = state.filtered and not state.greedy
+    blocks = triton.cdiv(vocab, BLOCK)
+    groups = triton.cdiv(vocab, GROUP.value)
+    per_row = 4 * blocks + (2 * vocab + groups if filtered else 0)
+    scratch = workspace(device).floats(rows * per_row)
+    best_scores, best_ids, raw_tops, raw_masses = scratch[: 4 * rows * blocks].view(4, rows * blocks)
+    rest = scratch[4 * rows * blocks :]
+    hot, scores, group_tops = rest, rest[rows * vocab :], rest[2 * rows * vocab :]
+    pdl, launch = dependent(device)
+    none = logits
+    bias_ids, stop_ids, bitmask = state.bias_ids, state.stop_ids, state.bitmask
+    score_kernel[(rows, blocks)](
+        logits,
+        state.temperature,
+        state.seeds,
+        state.token_index,
+        _or(state.frequency_penalty, none),
+        _or(state.presence_penalty, none),
+        _or(state.repetition_penalty, none),
+        _or(state.output_counts, none),
+        _or(state.prompt_seen, none),
+        _or(bias_ids, none),
+        _or(state.bias_values, none),
+        0 if bias_ids is None else bias_ids.shape[1],
+        _or(stop_ids, none),
+        0 if stop_ids is None else stop_ids.shape[1],
+        _or(state.min_tokens, none),
+        _or(bitmask, none),
+        0 if bitmask is None else bitmask.shape[1],
+        hot,
+        scores,
+        group_tops,
+        groups,
+        best_scores,
+        best_ids.view(torch.int32),
+        raw_tops,
+        raw_masses,
+        vocab,
+        BV=BLOCK,
+        FREQUENCY=state.frequency_penalty is not None,
+        PRESENCE=state.presence_penalty is not None,
+        REPETITION=state.repetition_penalty is not None,
+        COUNTS=state.output_counts is not None,
+        SEEN=state.prompt_seen is not None,
+        BIAS=bias_ids is not None and state.bias_values is not None,
+        STOP=stop_ids is not None and state.min_tokens is not None,
+        MASK=bitmask is not None,
+        GREEDY=state.greedy,
+        FILTERED=filtered,
+        MASS=logprobs is not None,
+        PDL=pdl,
+        num_warps=8,
+        **launch,
+    )
+    pick_kernel[(rows,)](
+        best_scores,
+        best_ids.view(torch.int32),
+        hot,
+        scores,
+        group_tops,
+        groups,
+        raw_tops,
+        raw_masses,
+        logits,
+        state.top_k,
+        state.top_p,
+        state.min_p,
+        state.temperature,
+        tokens,
+        _or(logprobs, scratch),
+        _or(ranks, tokens),
+        _or(feed, tokens),
+        _or(feed_rows, tokens),
+        blocks,
+        vocab,
+        BB=triton.next_power_of_2(blocks),
+        BG=triton.next_power_of_2(groups) if filtered else 1,
+        BV=8192,
+        FILTERED=filtered,
+        LOGPROBS=logprobs is not None,
+        FEED=feed is not None and feed_rows is not None,
+        PDL=pdl,
+        num_warps=32 if filtered or logprobs is not None else 4,
+        **launch,
+    )
+    if state.logprobs <= 0:
+        return Sampled(tokens, logprobs, ranks)
+    best = logits.to(torch.float32).log_softmax(dim=-1).topk(min(state.logprobs, vocab), dim=-1)
+    return Sampled(tokens, logprobs, ranks, best.indices.to(torch.int32), best.values)
+
+
+def _or(tensor: torch.Tensor | None, none: torch.Tensor) -> torch.Tensor:
+    """An argument for a pointer that a kernel does not follow."""
+    return none if tensor is None else tensor

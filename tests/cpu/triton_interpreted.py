@@ -1,0 +1,202 @@
+"""The Triton kernels against the reference operations, on CPU tensors (float32) under TRITON_INTERPRET=1.
+
+Run by `test_triton.py`, which sets the switch.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tsd.kernels.attention import reference as attention_reference
+from tsd.kernels.gemm import reference as gemm_reference
+from tsd.kernels.norm import reference as norm_reference
+from tsd.kernels.sampling import reference as sampling_reference
+from tsd.kernels.sampling.types import SamplingState, greedy_state
+from tsd.kernels.triton import attention, embedding, linear, norm, rope, sampling
+from tsd.kernels.triton.workspace import workspace
+from tsd.kernels.weight import dense
+
+
+def close(got: torch.Tensor, wanted: torch.Tensor) -> None:
+    torch.testing.assert_close(got, wanted, rtol=2e-4, atol=2e-4)
+
+
+def paged_batch(
+    query_lens: list[int], kv_lens: list[int], page_size: int, num_decode: int, seed: int = 0
+) -> SimpleNamespace:
+    """A batch whose rows own shuffled pages; also `pages`, the number of pages that its tables name."""
+    generator = torch.Generator().manual_seed(seed)
+    counts = [-(-length // page_size) for length in kv_lens]
+    order = torch.randperm(sum(counts), generator=generator, dtype=torch.int32)
+    table = torch.zeros((len(kv_lens), max(counts) + 2), dtype=torch.int32)
+    used = 0
+    for row, count in enumerate(counts):
+        table[row, :count] = order[used : used + count]
+        used += count
+    positions, slots = [], []
+    for row, (query, length) in enumerate(zip(query_lens, kv_lens, strict=True)):
+        for position in range(length - query, length):
+            positions.append(position)
+            slots.append(int(table[row, position // page_size]) * page_size + position % page_size)
+    return SimpleNamespace(
+        positions=torch.tensor(positions, dtype=torch.int32),
+        kv_slots=torch.tensor(slots, dtype=torch.int32),
+        query_start=torch.tensor([0, *torch.tensor(query_lens).cumsum(0).tolist()], dtype=torch.int32),
+        kv_lens=torch.tensor(kv_lens, dtype=torch.int32),
+        page_table=table,
+        num_decode=num_decode,
+        num_rows=len(kv_lens),
+        max_query_len=max(query_lens),
+        max_kv_len=max(kv_lens),
+        page_size=page_size,
+        pages=sum(counts),
+    )
+
+
+@pytest.mark.parametrize("rows", [1, 3, 17])
+@pytest.mark.parametrize("fused", ["plain", "norm", "act", "bias"])
+def test_linear_fusions(rows: int, fused: str) -> None:
+    torch.manual_seed(rows)
+    n, k = 72, 256
+    x = torch.randn(rows, 2 * k if fused == "act" else k)
+    weight = dense(torch.randn(n, k) / 16)
+    options: dict[str, object] = {"residual": torch.randn(rows, n)}
+    if fused == "norm":
+        options = {"norm": torch.rand(k) + 0.5, "eps": 1e-6}
+    elif fused == "act":
+        options["act"] = "silu_mul"
+    elif fused == "bias":
+        options["bias"] = torch.randn(n)
+    close(linear.linear(x, weight, **options), gemm_reference.linear(x, weight, **options))
+
+
+def test_linear_tilings() -> None:
+    """Ragged N, several K tiles, and partial sums along K: each tiling is the same function."""
+    torch.manual_seed(0)
+    n, k = 40, 768
+    w, norm = torch.randn(n, k) / 16, torch.rand(k) + 0.5
+    for rows, plan in (
+        (1, linear.Gemv(4, 256, 4)),
+        (1, linear.Gemv(16, 1024, 4)),
+        (5, linear.Skinny(16, 64, 4, 4, 3, 128)),
+        (5, linear.Skinny(32, 128, 1, 4, 3, 128)),
+    ):
+        x = torch.randn(rows, k)
+        y = torch.full((rows, n), float("nan"))
+        linear.launch(plan, x, w, y, bias=None, norm=norm, eps=1e-6, act=False, residual=None, gated=False)
+        close(y, gemm_reference.linear(x, dense(w), norm=norm, eps=1e-6))
+    assert not linear.workspace(torch.device("cpu")).counters.any()
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_gated(rows: int) -> None:
+    torch.manual_seed(1)
+    n, k = 48, 128
+    x, w, norm = torch.randn(rows, k), torch.randn(2 * n, k) / 12, torch.rand(k) + 0.5
+    both = gemm_reference.linear(x, dense(w), norm=norm, eps=1e-6)
+    wanted = torch.nn.functional.silu(both[:, :n]) * both[:, n:]
+    close(linear.gated(x, dense(w), norm=norm, eps=1e-6), wanted)
+    plan = linear.Skinny(16, 64, 2, 4, 3, 64)
+    y = torch.full((rows, n), float("nan"))
+    linear.launch(plan, x, w, y, bias=None, norm=norm, eps=1e-6, act=False, residual=None, gated=True)
+    close(y, wanted)
+
+
+def test_norm_and_embedding() -> None:
+    x, weight = torch.randn(5, 96), torch.randn(96)
+    close(norm.rms(x, weight, 1e-5), norm_reference.rms(x, weight, 1e-5))
+    close(norm.silu_mul(x), torch.nn.functional.silu(x[:, :48]) * x[:, 48:])
+    ids = torch.tensor([3, 0, 4], dtype=torch.int32)
+    assert torch.equal(embedding.lookup(ids, dense(x)), x[ids.long()])
+
+
+@pytest.mark.parametrize("num_q, num_kv, head_dim, rotary", [(4, 2, 64, 64), (9, 3, 48, 32)])
+def test_rope_write(num_q: int, num_kv: int, head_dim: int, rotary: int) -> None:
+    torch.manual_seed(2)
+    batch = paged_batch([1, 20], [7, 25], 16, 1)
+    batch.kv_slots[3] = -1
+    qkv = torch.randn(21, (num_q + 2 * num_kv) * head_dim)
+    angles = torch.rand(64, rotary // 2) * 6
+    options = {"num_q": num_q, "num_kv": num_kv, "head_dim": head_dim, "eps": 1e-6}
+    norms = {"q_norm": torch.rand(head_dim) + 0.5, "k_norm": torch.rand(head_dim) + 0.5}
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
+    for extra in ({}, norms):
+        caches = [torch.zeros(batch.pages, 16, num_kv, head_dim) for _ in range(4)]
+        got = rope.rope_write(qkv, caches[0], caches[1], batch, cos_sin, **options, **extra)
+        wanted = attention_reference.rope_write(qkv, caches[2], caches[3], batch, cos_sin, **options, **extra)
+        close(got, wanted)
+        close(caches[0], caches[2])
+        close(caches[1], caches[3])
+
+
+CASES = {
+    "decode": ([1, 1, 1, 1], [300, 1, 64, 129], 4),
+    "prefill": ([70, 5], [70, 200], 0),
+    "mixed": ([1, 1, 40, 1], [150, 3, 90, 1], 2),
+}
+
+
+@pytest.mark.parametrize("case", list(CASES))
+@pytest.mark.parametrize("num_q, num_kv, head_dim, page_size", [(4, 2, 64, 16), (3, 1, 48, 64), (8, 2, 128, 128)])
+def test_paged(case: str, num_q: int, num_kv: int, head_dim: int, page_size: int) -> None:
+    query_lens, kv_lens, num_decode = CASES[case]
+    torch.manual_seed(3)
+    batch = paged_batch(query_lens, kv_lens, page_size, num_decode)
+    q = torch.randn(sum(query_lens), num_q, head_dim)
+    caches = torch.randn(2, batch.pages, page_size, num_kv, head_dim)
+    wanted = attention_reference.paged(q, caches[0], caches[1], batch, head_dim**-0.5)
+    close(attention.paged(q, caches[0], caches[1], batch, head_dim**-0.5), wanted)
+    close(attention.paged_invariant(q, caches[0], caches[1], batch, head_dim**-0.5), wanted)
+    assert not workspace(q.device).counters.any()
+
+
+def sampling_state(rows: int, vocab: int, **fields: object) -> SamplingState:
+    generator = torch.Generator().manual_seed(rows)
+    state = greedy_state(rows)
+    state.greedy, state.filtered = False, True
+    state.temperature = torch.tensor([0.0, 0.7, 1.0, 1.3] * rows)[:rows]
+    state.top_k = torch.tensor([0, 5, 0, 40] * rows, dtype=torch.int32)[:rows]
+    state.top_p = torch.tensor([1.0, 0.9, 0.8, 0.5] * rows)[:rows]
+    state.min_p = torch.tensor([0.0, 0.0, 0.0, 0.02, 0.3] * rows)[:rows]
+    state.seeds = torch.randint(-(2**62), 2**62, (rows,), generator=generator)
+    state.token_index = torch.arange(rows, dtype=torch.int64) * 7
+    for name, value in fields.items():
+        setattr(state, name, value)
+    return state
+
+
+@pytest.mark.parametrize("vocab", [500, 6000])
+@pytest.mark.parametrize("scale", [0.2, 3.0])
+def test_sample(vocab: int, scale: float) -> None:
+    """Flat and steep rows, with each filter and all together: the very ids of the reference."""
+    torch.manual_seed(4)
+    rows = 10
+    logits = torch.randn(rows, vocab) * scale
+    logits[0, 3] = logits[0, 400] = 50.0
+    edits = {
+        "frequency_penalty": torch.rand(rows),
+        "presence_penalty": torch.rand(rows),
+        "repetition_penalty": torch.rand(rows) + 0.5,
+        "output_counts": torch.randint(0, 3, (rows, vocab), dtype=torch.int32),
+        "prompt_seen": torch.rand(rows, vocab) < 0.3,
+        "bias_ids": torch.tensor([[7, -1], [5, 9]] * (rows // 2), dtype=torch.int32),
+        "bias_values": torch.tensor([[3.0, 0.0], [-2.0, 80.0]] * (rows // 2)),
+        "stop_ids": torch.tensor([[9, -1]] * rows, dtype=torch.int32),
+        "min_tokens": torch.full((rows,), 20, dtype=torch.int32),
+        "bitmask": torch.randint(-(2**31), 2**31 - 1, (rows, -(-vocab // 32)), dtype=torch.int32),
+    }
+    for fields in ({}, {"filtered": False, "logprobs": 0}, {"greedy": True}, edits, {**edits, "logprobs": 3}):
+        state = sampling_state(rows, vocab, **fields)
+        feed = torch.zeros(rows + 2, dtype=torch.int32)
+        feed_rows = torch.arange(rows, dtype=torch.int32) + 2
+        got = sampling.sample(logits, state, feed=feed, feed_rows=feed_rows)
+        wanted = sampling_reference.sample(logits, state)
+        assert got.tokens.tolist() == wanted.tokens.tolist(), fields.keys()
+        assert torch.equal(feed[2:], got.tokens)
+        for mine, theirs in zip(got[1:], wanted[1:], strict=True):
+            assert (mine is None) == (theirs is None)
+            if mine is not None:
+                torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
