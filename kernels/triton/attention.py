@@ -35,7 +35,7 @@ MOST_SPLITS = 64
 
 
 def splits_for(rows: int, num_kv: int) -> int:
-    """Upper bound of the splits of a row; enough for `PROGRAMS` programs when rows are alike, with room for one long."""
+    """Most parts of a row: enough for `PROGRAMS` programs when rows are alike, with room for a long one."""
     units = rows * num_kv
     if units > COUNTERS:
         return 1
@@ -82,6 +82,7 @@ def run(
         batch.page_table,
         batch.page_table.stride(0),
         rows,
+        splits,
         scale * math.log2(math.e),
         target,
         HKV=num_kv,
@@ -92,8 +93,9 @@ def run(
         TB=block,
         BM=tiling.rows,
         BN=tiling.keys,
-        BB=triton.next_power_of_2(rows) if splits > 1 else 1,
-        SPLITS=splits,
+        BB=max(256, triton.next_power_of_2(rows)) if splits > 1 else 1,
+        SPLIT=splits > 1,
+        MOST=MOST_SPLITS,
         FLOOR=floor,
         STAGES=tiling.stages,
         DECODE=decode,

@@ -1,6 +1,6 @@
-"""Linear layers whose rows do not depend on their batch: one tile shape and one order of sums for every number of rows.
+"""Linear layers whose rows do not depend on their batch: one tile shape and one order of sums for all sizes.
 
-Slower than `linear.py` at a few rows (a tile of 64 rows is computed even for one) and than the vendor's product at many.
+Slower than `linear.py` at a few rows (it computes a tile of 64 even for one), and than the vendor's product at many.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BAND = 8
 """Tiles of rows that share the same columns of W while these are in L2."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def matmul_kernel(
     x,
     w,

@@ -1,9 +1,9 @@
-"""Linear layers: which kernel and tiling serve how many rows. The tilings were measured (`tuned/*.json`)."""
+"""Linear layers: which kernel and tiling serve how many rows. Measured tilings lie in `<gpu name>.json`."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cache
 from importlib.resources import files
 
@@ -15,7 +15,7 @@ from tsd.kernels.triton.gemv import gemv_kernel
 from tsd.kernels.triton.norm import rms, silu_mul
 from tsd.kernels.triton.skinny import skinny_kernel
 from tsd.kernels.triton.target import dependent, dot_precision
-from tsd.kernels.triton.workspace import COUNTERS, workspace
+from tsd.kernels.triton.workspace import workspace
 from tsd.kernels.weight import Weight
 
 SKINNY_ROWS = 64
@@ -80,20 +80,20 @@ def default_plan(n: int, k: int, rows: int, *, gated: bool) -> Plan:
 def tuned(device_name: str) -> dict[str, Plan]:
     """The measured table of a GPU by its name, as `site` -> plan; empty for one nobody has measured."""
     name = device_name.lower().replace(" ", "_") + ".json"
-    table = files("tsd.kernels.triton") / "tuned" / name
+    table = files("tsd.kernels.triton") / name
     if not table.is_file():
         return {}
     return {key: load_plan(entry) for key, entry in json.loads(table.read_text()).items()}
 
 
-def load_plan(entry: dict[str, int | str]) -> Plan:
-    """From the table's JSON; see `dump_plan`."""
-    options = {name: int(value) for name, value in entry.items() if name != "kernel"}
+def load_plan(entry: dict[str, int | float | str]) -> Plan:
+    """From the table's JSON; see `dump_plan`. `us`, the measured time, is for the reader."""
     kinds = {"gemv": Gemv, "skinny": Skinny}
-    return kinds[str(entry["kernel"])](**options) if entry["kernel"] != "library" else None
+    kind = kinds.get(str(entry["kernel"]))
+    return kind(**{field.name: int(entry[field.name]) for field in fields(kind)}) if kind else None
 
 
-def dump_plan(plan: Plan) -> dict[str, int | str]:
+def dump_plan(plan: Plan) -> dict[str, int | float | str]:
     if plan is None:
         return {"kernel": "library"}
     return {"kernel": type(plan).__name__.lower(), **asdict(plan)}
@@ -223,9 +223,7 @@ def library(
     return y if bias is None else y + bias
 
 
-def gated(
-    x: torch.Tensor, weight: Weight, *, norm: torch.Tensor | None = None, eps: float = 0.0
-) -> torch.Tensor:
+def gated(x: torch.Tensor, weight: Weight, *, norm: torch.Tensor | None = None, eps: float = 0.0) -> torch.Tensor:
     """As `gemm.reference.gated`, dense weights only."""
     w = weight.tensors["w"]
     n, k = w.shape[0] // 2, w.shape[1]

@@ -4,7 +4,7 @@ A program owns a tile of TB tokens of one row, with the G query heads that share
 rows, so that each key and value is read once. Which row a tile belongs to, how long it is and where its pages lie is
 read on the device: the grid depends only on shapes, and a CUDA graph can replay it for any lengths.
 
-With SPLITS > 1 the keys of a row are cut into chunks, one program each: as many as balance the whole batch's work
+With SPLIT the keys of a row are cut into chunks, one program each: as many as balance the whole batch's work
 over `target` programs. Each leaves (m, l, acc) and the last to arrive merges them in order.
 """
 
@@ -88,7 +88,7 @@ def _finish(spots, acc, weight, live):
     tl.store(spots, (acc / seen[:, None]).to(spots.dtype.element_ty), mask=live)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride", "rows", "splits", "target"])
 def paged_kernel(
     q,
     k_cache,
@@ -101,6 +101,7 @@ def paged_kernel(
     page_table,
     table_stride,
     rows,
+    splits,
     scale,
     target,
     HKV: tl.constexpr,
@@ -112,7 +113,8 @@ def paged_kernel(
     BM: tl.constexpr,
     BN: tl.constexpr,
     BB: tl.constexpr,
-    SPLITS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    MOST: tl.constexpr,
     FLOOR: tl.constexpr,
     STAGES: tl.constexpr,
     DECODE: tl.constexpr,
@@ -123,9 +125,10 @@ def paged_kernel(
 ):
     """q [T, HKV*G, D], out [T, HKV*G*D], caches [pages, PAGE, HKV, D]; scale includes log2 e.
 
-    DECODE: grid rows * SPLITS * HKV; only rows of one token. Otherwise grid tiles * HKV over rows of more than one
+    DECODE: grid rows * splits * HKV; only rows of one token. Otherwise grid tiles * HKV over rows of more than one
     token (SINGLES: of any), tiles >= T // TB + rows. UNIFORM: one masked loop, so that a token's bits do not depend on
-    its place in a tile. partial float32 [rows * HKV, SPLITS, BM, DP + 2], arrivals int32 [rows * HKV]; BB >= rows.
+    its place in a tile. partial float32 [rows * HKV, splits, BM, DP + 2], arrivals int32 [rows * HKV];
+    BB >= rows, MOST >= splits.
     """
     start_next(PDL)
     program = tl.program_id(0)
@@ -134,8 +137,8 @@ def paged_kernel(
     split = 0
     tile = 0
     if DECODE:
-        split = place % SPLITS
-        row = place // SPLITS
+        split = place % splits
+        row = place // splits
     else:
         low = 0
         high = rows
@@ -152,10 +155,10 @@ def paged_kernel(
     length = tl.load(kv_lens + row)
     chunk = length
     active = 1
-    if SPLITS > 1:
+    if SPLIT:
         b = tl.arange(0, BB)
         work = tl.sum(tl.load(kv_lens + b, mask=b < rows, other=0), 0) * HKV
-        chunk = tl.maximum(tl.cdiv(work, target), tl.cdiv(length, SPLITS))
+        chunk = tl.maximum(tl.cdiv(work, target), tl.cdiv(length, splits))
         chunk = tl.maximum(tl.cdiv(chunk, BN) * BN, FLOOR)
         active = tl.cdiv(length, chunk)
     if DECODE:
@@ -196,10 +199,10 @@ def paged_kernel(
             queries, k_head, v_head, table, seen, top, weight, acc, begin, end, end, scale,
             HKV * D, D, DP, PAGE, BN, STAGES, True, PRECISION,
         )  # fmt: skip
-        if SPLITS > 1 and active > 1:
+        if SPLIT and active > 1:
             SIZE: tl.constexpr = BM * (DP + 2)
             unit = row * HKV + head
-            parts = partial + unit.to(tl.int64) * (SPLITS * SIZE)
+            parts = partial + unit.to(tl.int64) * (splits * SIZE)
             cell = m[:, None] * DP + d[None, :]
             tl.store(parts + split * SIZE + cell, acc, mask=live[:, None])
             tl.store(parts + split * SIZE + BM * DP + m, top, mask=live)
@@ -207,7 +210,7 @@ def paged_kernel(
             tl.debug_barrier()
             if tl.atomic_add(arrivals + unit, 1, sem="acq_rel") == active - 1:
                 tl.debug_barrier()
-                s = tl.arange(0, SPLITS)
+                s = tl.arange(0, MOST)
                 tops = tl.load(
                     parts + s[:, None] * SIZE + BM * DP + m[None, :],
                     mask=(s < active)[:, None] & live[None, :],

@@ -1,9 +1,9 @@
 """Sampling on the device, row by row as `kernels/sampling/types.py` defines it; nothing is sorted.
 
-`score_kernel` reads the logits once over all multiprocessors: edits, temperature, noise, and the best id of each block of
-the vocabulary. `pick_kernel`, one program a row, takes the best of the blocks. Only when the row has filters does it look
-further: the winner over all ids is also the winner over the kept ids if it is kept, and whether it is kept takes one
-count of the ids above it. If not, everything up to it is out, and the next candidate is the best of the ids above.
+`score_kernel` reads the logits once over all multiprocessors: edits, temperature, noise, and the best id of each block
+of the vocabulary. `pick_kernel`, one program a row, takes the best of the blocks. Only when the row has filters does it
+look further: the winner over all ids is also the winner over the kept ids if it is kept, and whether it is kept takes
+one count of the ids above it. If not, everything up to it is out, and the next candidate is the best of the ids above.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _gumbel(seed, index, ids):
     return -tl.log(-log_u)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["bias_count", "stop_count", "mask_words", "groups"])
 def score_kernel(
     logits,
     temperature,
@@ -185,7 +185,7 @@ def _best_above(hot, scores, V, high, BV: tl.constexpr):
     return tl.min(tl.where(best == top, where, 2147483647), 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["groups", "blocks"])
 def pick_kernel(
     best_scores,
     best_ids,
@@ -215,7 +215,10 @@ def pick_kernel(
     FEED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One row: the drawn id, its logprob and rank if asked, and feed[feed_rows[row]] = id. BB >= blocks, BG >= groups."""
+    """One row: the drawn id, its logprob and rank if asked, and feed[feed_rows[row]] = id.
+
+    BB >= blocks, BG >= groups.
+    """
     start_next(PDL)
     row = tl.program_id(0).to(tl.int64)
     b = tl.arange(0, BB)
@@ -234,7 +237,7 @@ def pick_kernel(
             g = tl.arange(0, BG)
             tops = tl.load(group_tops + row * groups + g, mask=g < groups, other=-float("inf"))
             top = tl.max(tops, 0)
-            floor = -2147483647
+            floor = tl.full([], -2147483647, tl.int32)
             if ranked & (p < 1.0) & (k <= groups):
                 keys = _key(tops)
                 ceiling = _key(top)

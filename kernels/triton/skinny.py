@@ -1,7 +1,7 @@
 """A few rows (2 to 64) times a weight matrix on tensor cores: y[M,N] = f(x)[M,K] · W[N,K]ᵀ, at memory speed.
 
-Every program reads BN rows of W once for all M rows of x. SPLIT programs may share the same BN rows along K: each leaves
-its partial sums in `partial`, and the last to arrive adds them in order, so the result does not depend on timing.
+Every program reads BN rows of W once for all M rows of x. SPLIT programs may share BN rows along K: each leaves its
+partial sums in `partial`, and the last to arrive adds them in order, so the result does not depend on timing.
 As in `gemv.py` the RMS norm is a factor applied at the end, and `gated` pairs row n of the gate with row n of up.
 """
 
@@ -13,7 +13,7 @@ import triton.language as tl
 from tsd.kernels.triton.pdl import prefetch_l2, start_next, wait_previous
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def skinny_kernel(
     x,
     w,

@@ -1,0 +1,193 @@
+"""The layers that the GPU kernels are tuned and timed on, and one launch of each as a closure over its own buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import torch
+
+from tsd.kernels.triton import attention, linear
+
+
+@dataclass(frozen=True)
+class Dense:
+    """Sizes of a dense decoder (Hugging Face names in brackets)."""
+
+    name: str
+    hidden: int
+    inter: int
+    layers: int
+    num_q: int
+    num_kv: int
+    head_dim: int = 128
+    vocab: int = 151_936
+
+
+MODELS = {
+    "qwen3-0.6b": Dense("qwen3-0.6b", 1024, 3072, 28, 16, 8),
+    "qwen3-8b": Dense("qwen3-8b", 4096, 12288, 36, 32, 8),
+}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One linear layer: y [rows, n] from [rows, k], with what is fused into it."""
+
+    role: str
+    n: int
+    k: int
+    gated: bool = False
+    norm: bool = False
+    residual: bool = False
+
+    @property
+    def weight_rows(self) -> int:
+        return self.n * (2 if self.gated else 1)
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight_rows * self.k * 2
+
+
+def layers_of(model: Dense) -> list[Layer]:
+    """The linear layers of one block, and the vocabulary head."""
+    q, kv = model.num_q * model.head_dim, model.num_kv * model.head_dim
+    return [
+        Layer("qkv", q + 2 * kv, model.hidden, norm=True),
+        Layer("out", model.hidden, q, residual=True),
+        Layer("gated", model.inter, model.hidden, gated=True, norm=True),
+        Layer("gate_up", 2 * model.inter, model.hidden, norm=True),
+        Layer("down", model.hidden, model.inter, residual=True),
+        Layer("head", model.vocab, model.hidden, norm=True),
+    ]
+
+
+def random(*shape: int, scale: float = 1.0, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return (torch.randn(shape, device="cuda", dtype=torch.float32) * scale).to(dtype)
+
+
+class LayerBuffers:
+    """Inputs of one layer at one number of rows, with `copies` weights to rotate over."""
+
+    def __init__(self, layer: Layer, rows: int, copies: int) -> None:
+        self.layer = layer
+        self.x = random(rows, layer.k)
+        self.norm = random(layer.k) if layer.norm else None
+        self.residual = random(rows, layer.n) if layer.residual else None
+        first = random(layer.weight_rows, layer.k, scale=layer.k**-0.5)
+        self.weights = [first] + [first.clone() for _ in range(copies - 1)]
+        self.y = torch.empty((rows, layer.n), dtype=self.x.dtype, device="cuda")
+
+    def launches(self, plan: linear.Gemv | linear.Skinny) -> list[Callable[[], object]]:
+        def one(w: torch.Tensor) -> Callable[[], object]:
+            return lambda: linear.launch(
+                plan,
+                self.x,
+                w,
+                self.y,
+                bias=None,
+                norm=self.norm,
+                eps=1e-6,
+                act=False,
+                residual=self.residual,
+                gated=self.layer.gated,
+            )
+
+        return [one(w) for w in self.weights]
+
+    def library_launches(self) -> list[Callable[[], object]]:
+        """The vendor's product alone, nothing fused."""
+
+        def one(w: torch.Tensor) -> Callable[[], object]:
+            return lambda: torch.nn.functional.linear(self.x, w)
+
+        return [one(w) for w in self.weights]
+
+
+def gemv_plans(layer: Layer) -> list[linear.Gemv]:
+    """Tilings worth timing for one row."""
+    lanes = 2 if layer.gated else 1
+    found = []
+    whole = 1 << (layer.k - 1).bit_length()
+    for bk in {1024, 2048, min(whole, 4096), whole}:
+        if bk > whole or bk > 16384:
+            continue
+        for bn in (1, 2, 4, 8, 16):
+            for warps in (2, 4, 8):
+                per_thread = bn * bk * lanes // (32 * warps)
+                if 16 <= per_thread <= 128 and layer.n // bn >= 128:
+                    found.append(linear.Gemv(bn, bk, warps))
+    return found
+
+
+def skinny_plans(layer: Layer, rows: int) -> list[linear.Skinny]:
+    """Tilings worth timing for 2 to 64 rows."""
+    lanes = 2 if layer.gated else 1
+    found = []
+    for bn in (16, 32, 64):
+        for split in (1, 2, 4):
+            blocks = -(-layer.n // bn) * split
+            if blocks < 96 or (split > 1 and (blocks > 800 or layer.n > 16384)):
+                continue
+            for bk, stages in ((64, 6), (128, 4), (256, 3)):
+                shared = (rows if rows > 16 else 16) * bk * 2 * stages + bn * lanes * bk * 2 * stages
+                if layer.k % (bk * split) or shared > 200_000 or shared < 24_000:
+                    continue
+                found.append(linear.Skinny(bn, bk, split, 4, stages, 256))
+    return found
+
+
+def paged_batch(rows: int, length: int, page_size: int, query: int = 1) -> SimpleNamespace:
+    """Rows of one length, the last `query` tokens of each new, on shuffled pages."""
+    pages = -(-length // page_size)
+    table = torch.randperm(rows * pages, device="cuda", dtype=torch.int32).view(rows, pages)
+    positions = torch.arange(length - query, length, device="cuda", dtype=torch.int32).repeat(rows)
+    owner = torch.arange(rows, device="cuda").repeat_interleave(query)
+    slots = table[owner, (positions // page_size).long()] * page_size + positions % page_size
+    return SimpleNamespace(
+        positions=positions,
+        kv_slots=slots.to(torch.int32),
+        query_start=torch.arange(rows + 1, device="cuda", dtype=torch.int32) * query,
+        kv_lens=torch.full((rows,), length, device="cuda", dtype=torch.int32),
+        page_table=table,
+        num_decode=rows if query == 1 else 0,
+        num_rows=rows,
+        max_query_len=query,
+        max_kv_len=length,
+        page_size=page_size,
+        pages=rows * pages,
+    )
+
+
+class PagedBuffers:
+    """Queries and rotating caches of one attention call."""
+
+    def __init__(self, model: Dense, rows: int, length: int, page_size: int, query: int, copies: int) -> None:
+        self.model = model
+        self.batch = paged_batch(rows, length, page_size, query)
+        self.q = random(rows * query, model.num_q, model.head_dim)
+        shape = (2, self.batch.pages, page_size, model.num_kv, model.head_dim)
+        self.caches = [random(*shape) for _ in range(copies)]
+        self.out = torch.empty((rows * query, model.num_q * model.head_dim), dtype=self.q.dtype, device="cuda")
+
+    def launches(
+        self, tiling: attention.Tiling, *, decode: bool, splits: int = 1, floor: int = 128, target: int = 528
+    ) -> list[Callable[[], object]]:
+        def one(cache: torch.Tensor) -> Callable[[], object]:
+            return lambda: attention.run(
+                self.q,
+                cache[0],
+                cache[1],
+                self.out,
+                self.batch,
+                self.model.head_dim**-0.5,
+                tiling,
+                decode=decode,
+                splits=splits,
+                floor=floor,
+                target=target,
+            )
+
+        return [one(cache) for cache in self.caches]
