@@ -58,7 +58,6 @@ def layers_of(model: Dense) -> list[Layer]:
         Layer("qkv", q + 2 * kv, model.hidden, norm=True),
         Layer("out", model.hidden, q, residual=True),
         Layer("gated", model.inter, model.hidden, gated=True, norm=True),
-        Layer("gate_up", 2 * model.inter, model.hidden, norm=True),
         Layer("down", model.hidden, model.inter, residual=True),
         Layer("head", model.vocab, model.hidden, norm=True),
     ]
@@ -123,19 +122,19 @@ def gemv_plans(layer: Layer) -> list[linear.Gemv]:
 
 
 def skinny_plans(layer: Layer, rows: int) -> list[linear.Skinny]:
-    """Tilings worth timing for 2 to 64 rows."""
+    """Tilings worth timing for 2 to 64 rows: enough programs to fill the GPU, tiles that fit its shared memory."""
     lanes = 2 if layer.gated else 1
     found = []
-    for bn in (16, 32, 64):
-        for split in (1, 2, 4):
+    for bn, warps in ((16, 4), (32, 4), (64, 4), (128, 8)):
+        for split in (1, 2, 4, 8):
             blocks = -(-layer.n // bn) * split
-            if blocks < 96 or (split > 1 and (blocks > 800 or layer.n > 16384)):
+            if blocks < 60 or (split > 1 and blocks > 600):
                 continue
-            for bk, stages in ((64, 6), (128, 4), (256, 3)):
-                shared = (rows if rows > 16 else 16) * bk * 2 * stages + bn * lanes * bk * 2 * stages
-                if layer.k % (bk * split) or shared > 200_000 or shared < 24_000:
+            for bk, stages in ((64, 4), (64, 8), (128, 4), (256, 3)):
+                shared = (rows + bn * lanes) * bk * 2 * stages
+                if layer.k % (bk * split) or layer.k // split < 2 * bk or not 24_000 < shared < 200_000:
                     continue
-                found.append(linear.Skinny(bn, bk, split, 4, stages, 256))
+                found.append(linear.Skinny(bn, bk, split, warps, stages, 64 if layer.k // split > 512 else 256))
     return found
 
 
@@ -173,7 +172,7 @@ class PagedBuffers:
         self.out = torch.empty((rows * query, model.num_q * model.head_dim), dtype=self.q.dtype, device="cuda")
 
     def launches(
-        self, tiling: attention.Tiling, *, decode: bool, splits: int = 1, floor: int = 128, target: int = 528
+        self, tiling: attention.Tiling, *, decode: bool, splits: int = 1, floor: int = 128, target: int = 264, ahead: int = 128
     ) -> list[Callable[[], object]]:
         def one(cache: torch.Tensor) -> Callable[[], object]:
             return lambda: attention.run(
@@ -188,6 +187,7 @@ class PagedBuffers:
                 splits=splits,
                 floor=floor,
                 target=target,
+                ahead=ahead,
             )
 
         return [one(cache) for cache in self.caches]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -24,23 +24,39 @@ class Tiling:
     stages: int
 
 
+@dataclass(frozen=True)
+class Rope:
+    """What decode needs to take q, k and v straight from the fused projection; as in `rope.rope_write`."""
+
+    cos_sin: torch.Tensor
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    eps: float
+
+
+SHORT = Tiling(rows=16, keys=64, warps=4, stages=7)
+"""Decode of few rows: a deep pipeline, since latency is all there is."""
 DECODE = Tiling(rows=16, keys=64, warps=4, stages=3)
-PREFILL = Tiling(rows=128, keys=64, warps=8, stages=3)
-INVARIANT = Tiling(rows=64, keys=64, warps=4, stages=3)
+"""Decode of many rows: small programs, five to a multiprocessor."""
+PREFILL = Tiling(rows=64, keys=64, warps=4, stages=5)
+INVARIANT = Tiling(rows=64, keys=64, warps=4, stages=5)
 FLOOR = 128
 """Keys below which a row is not split."""
-PROGRAMS = 528
-"""Programs that a decode step is cut into: two waves at two to a multiprocessor of an H200."""
+PROGRAMS = 264
+"""Programs that a decode step is cut into: two to a multiprocessor of an H200."""
+AHEAD = 128
+"""Keys of a program that are prefetched while the kernel before drains."""
 MOST_SPLITS = 64
 
 
 def splits_for(rows: int, num_kv: int) -> int:
-    """Most parts of a row: enough for `PROGRAMS` programs when rows are alike, with room for a long one."""
+    """Most parts of a row: enough for `PROGRAMS` programs when rows are alike, with room for a long one among many."""
     units = rows * num_kv
     if units > COUNTERS:
         return 1
-    wanted = triton.cdiv(2 * PROGRAMS, units)
-    return min(MOST_SPLITS, triton.next_power_of_2(wanted))
+    if units >= PROGRAMS // 2:
+        return 4 if units <= 4 * PROGRAMS else 2
+    return min(MOST_SPLITS, triton.next_power_of_2(PROGRAMS // units))
 
 
 def run(
@@ -58,10 +74,13 @@ def run(
     splits: int = 1,
     floor: int = FLOOR,
     target: int = PROGRAMS,
+    ahead: int = AHEAD,
+    rope: Rope | None = None,
 ) -> None:
-    """One launch over all rows of the batch; see `paged_kernel`."""
-    tokens, num_q, head_dim = q.shape
-    page_size, num_kv = k_cache.shape[1], k_cache.shape[2]
+    """One launch over all rows of the batch; see `paged_kernel`. With `rope`, q is qkv [T, (Hq + 2 Hkv) * D]."""
+    page_size, num_kv, head_dim = k_cache.shape[1:]
+    tokens = q.shape[0]
+    num_q = out.shape[1] // head_dim
     group = num_q // num_kv
     rows = batch.num_rows
     padded = triton.next_power_of_2(head_dim)
@@ -85,6 +104,12 @@ def run(
         splits,
         scale * math.log2(math.e),
         target,
+        floor,
+        batch.kv_slots,
+        rope.cos_sin if rope is not None else q,
+        rope.q_norm if rope is not None and rope.q_norm is not None else q,
+        rope.k_norm if rope is not None and rope.k_norm is not None else q,
+        rope.eps if rope is not None else 0.0,
         HKV=num_kv,
         G=group,
         D=head_dim,
@@ -96,17 +121,64 @@ def run(
         BB=max(256, triton.next_power_of_2(rows)) if splits > 1 else 1,
         SPLIT=splits > 1,
         MOST=MOST_SPLITS,
-        FLOOR=floor,
+        AHEAD=ahead if decode else 0,
         STAGES=tiling.stages,
         DECODE=decode,
         SINGLES=singles,
         UNIFORM=uniform,
+        ROPE=rope is not None,
+        R=rope.cos_sin.shape[1] if rope is not None else 0,
+        Q_NORM=rope is not None and rope.q_norm is not None,
+        K_NORM=rope is not None and rope.k_norm is not None,
         PRECISION=dot_precision(q.dtype),
         PDL=pdl,
         num_warps=tiling.warps,
         num_stages=tiling.stages,
         **launch,
     )
+
+
+def decode(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    out: torch.Tensor,
+    batch: PagedBatch,
+    scale: float,
+    group: int,
+    rope: Rope | None = None,
+) -> None:
+    """Rows of one token; the others are left alone."""
+    units = batch.num_rows * k_cache.shape[2]
+    tiling = SHORT if units < PROGRAMS // 2 else DECODE
+    if group > tiling.rows:
+        tiling = replace(tiling, rows=triton.next_power_of_2(group))
+    splits = splits_for(batch.num_rows, k_cache.shape[2])
+    run(q, k_cache, v_cache, out, batch, scale, tiling, decode=True, splits=splits, rope=rope)
+
+
+def rope_decode(
+    qkv: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    batch: PagedBatch,
+    cos_sin: torch.Tensor,
+    scale: float,
+    *,
+    num_q: int,
+    num_kv: int,
+    head_dim: int,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    eps: float = 0.0,
+) -> torch.Tensor:
+    """`rope_write`, then `paged`, in one launch, for a batch whose rows all have one token: [T, num_q * head_dim].
+
+    A row's token is at position kv_lens - 1; rows whose kv_slot is -1 write nothing.
+    """
+    out = torch.empty((qkv.shape[0], num_q * head_dim), dtype=qkv.dtype, device=qkv.device)
+    decode(qkv, k_cache, v_cache, out, batch, scale, num_q // num_kv, Rope(cos_sin, q_norm, k_norm, eps))
+    return out
 
 
 def paged(
@@ -121,9 +193,7 @@ def paged(
     out = torch.empty((tokens, num_q * head_dim), dtype=q.dtype, device=q.device)
     group = num_q // k_cache.shape[2]
     if batch.num_decode > 0 or batch.max_query_len == 1:
-        splits = splits_for(batch.num_rows, k_cache.shape[2])
-        tiling = DECODE if group <= DECODE.rows else Tiling(triton.next_power_of_2(group), 64, 4, 3)
-        run(q, k_cache, v_cache, out, batch, scale, tiling, decode=True, splits=splits)
+        decode(q, k_cache, v_cache, out, batch, scale, group)
     if batch.max_query_len > 1:
         run(q, k_cache, v_cache, out, batch, scale, PREFILL, decode=False, singles=batch.num_decode == 0)
     return out

@@ -64,16 +64,7 @@ def default_plan(n: int, k: int, rows: int, *, gated: bool) -> Plan:
         bk = min(triton.next_power_of_2(k), 4096)
         bn = max(1, min(8, 8192 // (bk * lanes), triton.next_power_of_2(triton.cdiv(n, 264))))
         return Gemv(bn, bk, 4)
-    if rows > SKINNY_ROWS:
-        return None
-    bk = 128 if k % 128 == 0 else 64
-    if k % bk:
-        return None
-    bn = 16 if n <= 8192 else 32
-    split = 1
-    while split < 8 and triton.cdiv(n, bn) * split < 264 and k % (bk * split * 2) == 0 and k // (split * 2) >= 512:
-        split *= 2
-    return Skinny(bn, bk, split, 4, 4, 256)
+    return None
 
 
 @cache
@@ -123,53 +114,84 @@ def launch(
     residual: torch.Tensor | None,
     gated: bool,
 ) -> None:
-    """Runs one tiling; x [M, K or 2K], w [N or 2N, K], y [M, N], all contiguous."""
-    rows, n = y.shape
-    k = w.shape[1]
-    pdl, dependency = dependent(x.device)
-    switches = {
-        "NORM": norm is not None,
-        "ACT": act,
-        "BIAS": bias is not None,
-        "RESIDUAL": residual is not None,
-        "GATED": gated,
-        "PDL": pdl,
-    }
-    operands = (
-        x,
-        w,
-        bias if bias is not None else x,
-        norm if norm is not None else x,
-        residual if residual is not None else x,
-        y,
-    )
+    """Runs one tiling; x [M, K or 2K], w [N or 2N, K], y [M, N], all contiguous.
+
+    What a tiling does not fuse is a launch before it: one row fuses norm and activation, several rows neither.
+    """
     if isinstance(plan, Gemv):
-        gemv_kernel[(triton.cdiv(n, plan.bn),)](
-            *operands, n, eps, K=k, BN=plan.bn, BK=plan.bk, num_warps=plan.warps, **switches, **dependency
-        )
+        _launch_gemv(plan, x, w, y, bias, norm, eps, act, residual, gated)
         return
+    if act:
+        x = silu_mul(x)
+    if norm is not None:
+        x = rms(x, norm, eps)
+    rows, n = y.shape
+    pdl, dependency = dependent(x.device)
     blocks = triton.cdiv(n, plan.bn)
     padded = max(16, triton.next_power_of_2(rows))
     scratch = workspace(x.device)
-    partial = scratch.floats(plan.split * blocks * padded * (2 * plan.bn + 1)) if plan.split > 1 else x
+    partial = scratch.floats(plan.split * blocks * padded * 2 * plan.bn) if plan.split > 1 else x
     skinny_kernel[(blocks, plan.split)](
-        *operands,
+        x,
+        w,
+        bias if bias is not None else x,
+        residual if residual is not None else x,
+        y,
         partial,
         scratch.counters,
         rows,
         n,
-        eps,
-        K=k,
+        K=w.shape[1],
         BM=padded,
         BN=plan.bn,
         BK=plan.bk,
         SPLIT=plan.split,
         STAGES=plan.stages,
         PREFETCH=plan.prefetch,
+        BIAS=bias is not None,
+        RESIDUAL=residual is not None,
+        GATED=gated,
         PRECISION=dot_precision(x.dtype),
+        PDL=pdl,
         num_warps=plan.warps,
         num_stages=plan.stages,
-        **switches,
+        **dependency,
+    )
+
+
+def _launch_gemv(
+    plan: Gemv,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    y: torch.Tensor,
+    bias: torch.Tensor | None,
+    norm: torch.Tensor | None,
+    eps: float,
+    act: bool,
+    residual: torch.Tensor | None,
+    gated: bool,
+) -> None:
+    n = y.shape[1]
+    pdl, dependency = dependent(x.device)
+    gemv_kernel[(triton.cdiv(n, plan.bn),)](
+        x,
+        w,
+        bias if bias is not None else x,
+        norm if norm is not None else x,
+        residual if residual is not None else x,
+        y,
+        n,
+        eps,
+        K=w.shape[1],
+        BN=plan.bn,
+        BK=plan.bk,
+        NORM=norm is not None,
+        ACT=act,
+        BIAS=bias is not None,
+        RESIDUAL=residual is not None,
+        GATED=gated,
+        PDL=pdl,
+        num_warps=plan.warps,
         **dependency,
     )
 
@@ -191,7 +213,7 @@ def linear(
     n, k = w.shape
     rows = x.shape[0]
     plan = plan_for(x.device, n, k, bucket(rows), False) if 0 < rows <= SKINNY_ROWS else None
-    if act is not None and (norm is not None or (rows > 1 and plan is not None)):
+    if act is not None and norm is not None:
         x, act = silu_mul(x), None
     if plan is not None:
         y = torch.empty((rows, n), dtype=x.dtype, device=x.device)

@@ -6,6 +6,9 @@ read on the device: the grid depends only on shapes, and a CUDA graph can replay
 
 With SPLIT the keys of a row are cut into chunks, one program each: as many as balance the whole batch's work
 over `target` programs. Each leaves (m, l, acc) and the last to arrive merges them in order.
+
+With ROPE (decode only) q comes straight from the fused projection: each program norms and turns its own queries, and
+the one that owns the row's last key also norms, turns and writes that key and its value, as `rope.py` does.
 """
 
 from __future__ import annotations
@@ -13,7 +16,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tsd.kernels.triton.pdl import start_next, wait_previous
+from tsd.kernels.triton.pdl import prefetch_l2, start_next, wait_previous
+from tsd.kernels.triton.rope import turned
 
 
 @triton.jit
@@ -88,7 +92,7 @@ def _finish(spots, acc, weight, live):
     tl.store(spots, (acc / seen[:, None]).to(spots.dtype.element_ty), mask=live)
 
 
-@triton.jit(do_not_specialize=["table_stride", "rows", "splits", "target"])
+@triton.jit(do_not_specialize=["table_stride", "rows", "splits", "target", "floor"])
 def paged_kernel(
     q,
     k_cache,
@@ -104,6 +108,12 @@ def paged_kernel(
     splits,
     scale,
     target,
+    floor,
+    kv_slots,
+    cos_sin,
+    q_norm,
+    k_norm,
+    eps,
     HKV: tl.constexpr,
     G: tl.constexpr,
     D: tl.constexpr,
@@ -115,11 +125,15 @@ def paged_kernel(
     BB: tl.constexpr,
     SPLIT: tl.constexpr,
     MOST: tl.constexpr,
-    FLOOR: tl.constexpr,
+    AHEAD: tl.constexpr,
     STAGES: tl.constexpr,
     DECODE: tl.constexpr,
     SINGLES: tl.constexpr,
     UNIFORM: tl.constexpr,
+    ROPE: tl.constexpr,
+    R: tl.constexpr,
+    Q_NORM: tl.constexpr,
+    K_NORM: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -128,7 +142,9 @@ def paged_kernel(
     DECODE: grid rows * splits * HKV; only rows of one token. Otherwise grid tiles * HKV over rows of more than one
     token (SINGLES: of any), tiles >= T // TB + rows. UNIFORM: one masked loop, so that a token's bits do not depend on
     its place in a tile. partial float32 [rows * HKV, splits, BM, DP + 2], arrivals int32 [rows * HKV];
-    BB >= rows, MOST >= splits.
+    BB >= rows, MOST >= splits. ROPE: q is qkv [T, (HKV*G + 2*HKV) * D], cos_sin float32 [positions, R].
+    AHEAD keys of a decoded chunk are prefetched before the wait on the previous kernel; the caches hold no key of
+    this step yet, so only the last key of a row could be stale, and prefetching is not reading.
     """
     start_next(PDL)
     program = tl.program_id(0)
@@ -158,15 +174,27 @@ def paged_kernel(
     if SPLIT:
         b = tl.arange(0, BB)
         work = tl.sum(tl.load(kv_lens + b, mask=b < rows, other=0), 0) * HKV
-        chunk = tl.maximum(tl.cdiv(work, target), tl.cdiv(length, splits))
-        chunk = tl.maximum(tl.cdiv(chunk, BN) * BN, FLOOR)
-        active = tl.cdiv(length, chunk)
+        quota = tl.maximum(tl.cdiv(work, target), floor)
+        wanted = tl.minimum(tl.maximum((length + quota // 2) // quota, 1), splits)
+        chunk = tl.cdiv(tl.cdiv(length, wanted), BN) * BN
+        active = tl.cdiv(length, tl.maximum(chunk, 1))
     if DECODE:
         mine = (count == 1) & (split < active)
     elif SINGLES:
         mine = tile * TB < count
     else:
         mine = (count > 1) & (tile * TB < count)
+    table = page_table + row.to(tl.int64) * table_stride
+    k_head = k_cache + head * D
+    v_head = v_cache + head * D
+    if DECODE and AHEAD > 0:  # noqa: SIM102 (the first is known when compiling, the second when running)
+        if mine:
+            keys = split * chunk + tl.arange(0, AHEAD)
+            keys = tl.minimum(keys, tl.minimum(split * chunk + chunk, length) - 1)
+            near = (tl.load(table + keys // PAGE).to(tl.int64) * PAGE + keys % PAGE) * (HKV * D)
+            for line in tl.static_range(0, D, 64):
+                prefetch_l2(k_head + near + line, PDL)
+                prefetch_l2(v_head + near + line, PDL)
     wait_previous(PDL)
     if mine:
         if not DECODE:
@@ -177,14 +205,26 @@ def paged_kernel(
         live = (m < TB * G) & (token < count)
         spot = ((start + token) * (HKV * G) + head * G + m % G).to(tl.int64)[:, None] * D + d[None, :]
         live_spot = live[:, None] & (d < D)[None, :]
-        queries = tl.load(q + spot, mask=live_spot, other=0.0)
+        if ROPE:
+            heads = q + (start.to(tl.int64) * (HKV * (G + 2)) + head * G + m % G)[:, None] * D
+            queries = turned(heads, q_norm, cos_sin, length - 1, d, d < D, D, R, eps, Q_NORM)
+            queries = queries.to(q.dtype.element_ty)
+            slot = tl.load(kv_slots + start).to(tl.int64)
+            if (split == active - 1) & (slot >= 0):
+                one = tl.arange(0, 1)
+                fresh = q + (start.to(tl.int64) * (HKV * (G + 2)) + HKV * G + head + one)[:, None] * D
+                place_new = (slot * HKV + one)[:, None] * D + d[None, :]
+                key = turned(fresh, k_norm, cos_sin, length - 1, d, d < D, D, R, eps, K_NORM)
+                value = tl.load(fresh + HKV * D + d[None, :], mask=(d < D)[None, :], other=0.0)
+                tl.store(k_head + place_new, key.to(k_cache.dtype.element_ty), mask=(d < D)[None, :])
+                tl.store(v_head + place_new, value.to(v_cache.dtype.element_ty), mask=(d < D)[None, :])
+            tl.debug_barrier()
+        else:
+            queries = tl.load(q + spot, mask=live_spot, other=0.0)
         seen = tl.where(live, length - count + token + 1, 0)
         oldest = length - count + tile * TB
         begin = split * chunk
         end = tl.minimum(tl.minimum(begin + chunk, length), oldest + TB)
-        table = page_table + row.to(tl.int64) * table_stride
-        k_head = k_cache + head * D
-        v_head = v_cache + head * D
         top = tl.full([BM], -float("inf"), tl.float32)
         weight = tl.zeros([BM], tl.float32)
         acc = tl.zeros([BM, DP], tl.float32)

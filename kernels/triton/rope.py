@@ -22,7 +22,7 @@ def _normed(x, weight, d, live, rstd, NORM: tl.constexpr):
 
 
 @triton.jit
-def _turned(heads, weight, cos_sin, position, d, live, D: tl.constexpr, R: tl.constexpr, eps, NORM: tl.constexpr):
+def turned(heads, weight, cos_sin, position, d, live, D: tl.constexpr, R: tl.constexpr, eps, NORM: tl.constexpr):
     """Normed and roped heads [HB, DP] float32; dimension i < R/2 pairs with i + R/2, those from R on pass through."""
     HALF: tl.constexpr = R // 2
     x = tl.load(heads + d[None, :], mask=live[None, :], other=0.0)
@@ -73,11 +73,11 @@ def rope_write_kernel(
     wait_previous(PDL)
     heads = qkv + (token * (NQ + 2 * NKV) + head + h)[:, None] * D
     if head < NQ:
-        out = _turned(heads, q_norm, cos_sin, position, d, live, D, R, eps, Q_NORM)
+        out = turned(heads, q_norm, cos_sin, position, d, live, D, R, eps, Q_NORM)
         tl.store(q + (token * NQ + head + h)[:, None] * D + d[None, :], out.to(q.dtype.element_ty), mask=live[None, :])
     elif slot >= 0:
         if head < NQ + NKV:
-            out = _turned(heads, k_norm, cos_sin, position, d, live, D, R, eps, K_NORM)
+            out = turned(heads, k_norm, cos_sin, position, d, live, D, R, eps, K_NORM)
             spot = k_cache + (slot * NKV + head - NQ + h)[:, None] * D + d[None, :]
             tl.store(spot, out.to(k_cache.dtype.element_ty), mask=live[None, :])
         else:

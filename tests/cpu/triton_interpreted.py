@@ -82,7 +82,7 @@ def test_linear_tilings() -> None:
         (1, linear.Gemv(4, 256, 4)),
         (1, linear.Gemv(16, 1024, 4)),
         (5, linear.Skinny(16, 64, 4, 4, 3, 128)),
-        (5, linear.Skinny(32, 128, 1, 4, 3, 128)),
+        (5, linear.Skinny(64, 128, 1, 4, 3, 0)),
     ):
         x = torch.randn(rows, k)
         y = torch.full((rows, n), float("nan"))
@@ -130,6 +130,25 @@ def test_rope_write(num_q: int, num_kv: int, head_dim: int, rotary: int) -> None
         close(got, wanted)
         close(caches[0], caches[2])
         close(caches[1], caches[3])
+
+
+@pytest.mark.parametrize("normed", [False, True])
+def test_rope_decode(normed: bool) -> None:
+    torch.manual_seed(5)
+    num_q, num_kv, head_dim = 4, 2, 48
+    batch = paged_batch([1, 1, 1, 1], [300, 1, 64, 129], 16, 4)
+    qkv = torch.randn(4, (num_q + 2 * num_kv) * head_dim)
+    angles = torch.rand(512, 16) * 6
+    options = {"num_q": num_q, "num_kv": num_kv, "head_dim": head_dim, "eps": 1e-6}
+    if normed:
+        options |= {"q_norm": torch.rand(head_dim) + 0.5, "k_norm": torch.rand(head_dim) + 0.5}
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
+    mine = torch.randn(2, batch.pages, 16, num_kv, head_dim)
+    theirs = mine.clone()
+    got = attention.rope_decode(qkv, mine[0], mine[1], batch, cos_sin, 0.2, **options)
+    q = attention_reference.rope_write(qkv, theirs[0], theirs[1], batch, cos_sin, **options)
+    close(got, attention_reference.paged(q, theirs[0], theirs[1], batch, 0.2))
+    close(mine, theirs)
 
 
 CASES = {
