@@ -172,7 +172,14 @@ class PagedBuffers:
         self.out = torch.empty((rows * query, model.num_q * model.head_dim), dtype=self.q.dtype, device="cuda")
 
     def launches(
-        self, tiling: attention.Tiling, *, decode: bool, splits: int = 1, floor: int = 128, target: int = 264, ahead: int = 128
+        self,
+        tiling: attention.Tiling,
+        *,
+        decode: bool,
+        splits: int = 1,
+        floor: int = 128,
+        target: int = 264,
+        ahead: int = 128,
     ) -> list[Callable[[], object]]:
         def one(cache: torch.Tensor) -> Callable[[], object]:
             return lambda: attention.run(

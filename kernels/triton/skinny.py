@@ -1,9 +1,9 @@
 """A few rows (2 to 64) times a weight matrix on tensor cores: y[M,N] = x[M,K] · W[N,K]ᵀ, at memory speed.
 
 The weights are the tall operand: a tile of BN of their rows meets all M rows of x, so that W is read once and the
-tensor cores' 64 rows are not padding. SPLIT programs may share BN rows along K: each leaves its partial sums in `partial`, and
-the last to arrive adds them in order, so the result does not depend on timing. With GATED, row n of the gate meets
-row n of up, and what is written is silu(gate) * up.
+tensor cores' 64 rows are not padding. SPLIT programs may share BN rows along K: each leaves its partial sums in
+`partial`, and the last to arrive adds them in order, so the result does not depend on timing. With GATED, row n of the
+gate meets row n of up, and what is written is silu(gate) * up.
 """
 
 from __future__ import annotations
