@@ -47,7 +47,7 @@ def parse_url(url: str) -> Address:
     if parts.username or parts.password:
         raise UsageError(f"--url {parts.hostname}: keys go into --admin-key, not into the address")
     path = parts.path.rstrip("/")
-    if any(c.isspace() or not c.isprintable() for c in parts.hostname + path):
+    if any(c.isspace() or not c.isprintable() for c in url):
         raise UsageError("--url: the address holds blanks or control characters")
     return Address(parts.scheme, parts.hostname, port or (443 if parts.scheme == "https" else 80), path)
 
@@ -170,6 +170,8 @@ async def _read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]
     if not version.startswith("HTTP/1."):
         raise ValueError("not HTTP")
     status = int(rest[:3])
+    if not 100 <= status <= 599 or rest[3:4].isdigit():
+        raise ValueError("not HTTP")
     headers: dict[str, str] = {}
     while (line := await reader.readline()) not in (b"\r\n", b"\n", b""):
         name, colon, value = line.decode("latin-1").partition(":")

@@ -24,6 +24,8 @@ from tsd.console.link import Link, LinkState
 from tsd.console.snapshot import decode_snapshot
 from tsd.console.source import Sink
 
+NO_SNAPSHOT = msgspec.Raw()
+
 
 class Head(msgspec.Struct):
     tsd_recording: int
@@ -33,7 +35,7 @@ class Head(msgspec.Struct):
 
 class Line(msgspec.Struct, omit_defaults=True):
     at: float
-    snapshot: msgspec.Raw | None = None
+    snapshot: msgspec.Raw = NO_SNAPSHOT
     link: LinkState | None = None
     detail: str = ""
 
@@ -146,7 +148,7 @@ class ReplaySource:
                 last = line.at
                 if line.link is not None:
                     sink.link_changed(Link(line.link, url, line.detail, self.head.time + line.at))
-                elif line.snapshot is not None:
+                elif bytes(line.snapshot):
                     if not played:
                         sink.link_changed(Link(LinkState.LIVE, url, "replay", self.head.time + line.at))
                     snapshot = decode_snapshot(bytes(line.snapshot))

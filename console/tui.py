@@ -222,7 +222,9 @@ class ConsoleApp(App[int]):
             with contextlib.suppress(NoMatches):
                 self.base.query_one(kind).frame = self.frame
         with contextlib.suppress(NoMatches):
-            self.base.query_one(Banner).display = banner_needed(self.frame)
+            banner, needed = self.base.query_one(Banner), banner_needed(self.frame)
+            if banner.display != needed:
+                banner.display = needed
 
     def _pane(self) -> Pane:
         return self.base.query_one(f"#{self._shown}", Pane)

@@ -17,7 +17,7 @@ from tsd.console.numbers import clock, count
 from tsd.console.palette import Palette
 from tsd.console.shell.filter import FilterInput
 from tsd.console.shell.pane import Pane
-from tsd.console.shell.panel import Panel, fields, wrap
+from tsd.console.shell.panel import Panel, fields, set_titles, wrap
 from tsd.console.shell.table import Table
 
 
@@ -91,7 +91,7 @@ class EventsPane(Pane):
         if table.place == 0:
             table.key = None
         table.set_rows(rows)
-        table.border_title = f"Events · {len(rows)} of {len(frame.events)}" + (f" · {self.kind}" if self.kind else "")
+        set_titles(table, f"Events · {len(rows)} of {len(frame.events)}" + (f" · {self.kind}" if self.kind else ""))
         self._detail()
 
     def _detail(self) -> None:

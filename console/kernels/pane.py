@@ -14,7 +14,7 @@ from tsd.console.messages import RowChosen
 from tsd.console.numbers import DASH, us
 from tsd.console.palette import Palette
 from tsd.console.shell.pane import Pane
-from tsd.console.shell.panel import Panel, wrap
+from tsd.console.shell.panel import Panel, set_titles, wrap
 from tsd.console.shell.table import Cell, Column, Table
 from tsd.console.snapshot import KernelChoice
 
@@ -122,7 +122,7 @@ class KernelsPane(Pane):
         table = self.query_one(Table)
         table.set_rows([Row(place, choice) for place, choice in enumerate(choices)])
         name = f" · engine {engine.engine} ({engine.device or '?'}, {engine.dtype or '?'})" if engine else ""
-        table.border_title = f"Kernels{name}"
+        set_titles(table, f"Kernels{name}")
         self._choose()
 
     def _choose(self) -> None:

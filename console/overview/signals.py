@@ -11,7 +11,7 @@ from tsd.console.history import Frame
 from tsd.console.moment import Moment
 from tsd.console.numbers import count, ms, percent
 from tsd.console.palette import Palette
-from tsd.console.shell.panel import Panel
+from tsd.console.shell.panel import Panel, set_titles
 
 Pick = Callable[[Moment], float | None]
 
@@ -24,7 +24,7 @@ class Signals(Panel):
             return []
         server = frame.snapshot.server
         window = server.latency.window_s
-        self.border_subtitle = f"last {window:.0f} s" if window else None
+        set_titles(self, self.title, f"last {window:.0f} s" if window else "")
         lines = [ink(f"{'':6}{'p50':>9}{'p95':>9}{'p99':>9}", palette.header)]
         room = max(6, width - 35)
         for name, values, target, style, pick in (

@@ -20,7 +20,7 @@ from tsd.console.messages import BinChosen
 from tsd.console.numbers import count
 from tsd.console.pages.binning import Grid, grid, next_other
 from tsd.console.palette import PAGE_GLYPHS
-from tsd.console.shell.panel import palette_of
+from tsd.console.shell.panel import palette_of, refresh_changed, set_titles
 from tsd.console.snapshot import FREE
 
 LABEL = 7
@@ -41,7 +41,7 @@ class PageMap(Widget, can_focus=True):
         Binding("enter", "ask", "owner", show=False),
     ]
 
-    frame: reactive[Frame | None] = reactive(None, init=False)
+    frame: reactive[Frame | None] = reactive(None, init=False, repaint=False)
 
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(id=id, classes=classes)
@@ -50,6 +50,7 @@ class PageMap(Widget, can_focus=True):
         self.bins = b""
         self.bin_pages = 1
         self._grid = Grid(b"", [], 1, 0)
+        self._shown: dict[int, Strip] = {}
 
     def watch_frame(self, frame: Frame | None) -> None:
         engine = frame.engine if frame else None
@@ -57,21 +58,22 @@ class PageMap(Widget, can_focus=True):
         self.bin_pages = (engine.page_map.bin_pages or 1) if engine else 1
         self.bin = max(0, min(self.bin, len(self.bins) - 1))
         self._regrid()
+        refresh_changed(self, self._shown, self._line)
         if engine is not None:
             total = engine.tiers.device.total
-            self.border_title = (
-                f"Device pages · engine {engine.engine} · {count(total)} pages × {engine.page_size or '?'} tokens"
-            )
-        self.refresh()
+            tokens = engine.page_size or "?"
+            set_titles(self, f"Device pages · engine {engine.engine} · {count(total)} pages × {tokens} tokens")
 
     def on_resize(self) -> None:
+        self._shown.clear()
         self._regrid()
+        self.refresh()
 
     def _regrid(self) -> None:
         self._grid = grid(self.bins, self.size.width - LABEL, self.size.height)
         each = self.bin_pages * self._grid.per_cell
-        self.border_subtitle = "one cell a page" if each == 1 else f"one cell ≈ {count(round(each))} pages"
-        self.refresh()
+        size = "one cell a page" if each == 1 else f"one cell ≈ {count(round(each))} pages"
+        set_titles(self, self.border_title or "", size)
 
     @property
     def cell(self) -> int:
@@ -113,6 +115,10 @@ class PageMap(Widget, can_focus=True):
         self.action_ask()
 
     def render_line(self, y: int) -> Strip:
+        strip = self._shown[y] = self._line(y)
+        return strip
+
+    def _line(self, y: int) -> Strip:
         palette = palette_of(self)
         base = self.rich_style
         columns, states = self._grid.columns, self._grid.states

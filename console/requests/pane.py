@@ -16,6 +16,7 @@ from tsd.console.requests.rows import COLUMNS, ORDER, cells_of, filter_rows, key
 from tsd.console.requests.timeline import Timeline
 from tsd.console.shell.filter import FilterInput
 from tsd.console.shell.pane import Pane
+from tsd.console.shell.panel import set_titles
 from tsd.console.shell.table import Table
 
 REFETCH_S = 2.0
@@ -62,7 +63,7 @@ class RequestsPane(Pane):
         shown = sort_rows(filter_rows(rows, text), self.sorted_by, self.descending)
         table.set_rows(shown, self.sorted_by, self.descending)
         many = f"{len(shown)} of {len(rows)}" if text else f"{len(rows)}"
-        table.border_title = f"Requests · {many}" + (f" · {text}" if text else "")
+        set_titles(table, f"Requests · {many}" + (f" · {text}" if text else ""))
         if self.open:
             timeline = self.query_one(Timeline)
             timeline.choose(table.row)

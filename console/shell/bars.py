@@ -76,7 +76,7 @@ class Tabs(Panel):
 
     def show(self, name: str) -> None:
         self.shown = name
-        self.refresh()
+        self.redraw()
 
     def _labels(self, frame: Frame) -> list[tuple[str, str]]:
         waiting = frame.moment.waiting if frame.moment else None
@@ -137,7 +137,7 @@ class BottomBar(Panel):
 
     def show(self, name: str) -> None:
         self.shown = name
-        self.refresh()
+        self.redraw()
 
     def lines(self, frame: Frame, width: int, height: int, palette: Palette) -> list[Text]:
         text = ink(" ")

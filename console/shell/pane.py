@@ -12,7 +12,7 @@ from tsd.console.shell.panel import Panel
 class Pane(Vertical):
     """Subclasses compose panels and may do more in `show_frame`."""
 
-    frame: reactive[Frame | None] = reactive(None, init=False)
+    frame: reactive[Frame | None] = reactive(None, init=False, repaint=False)
 
     def watch_frame(self, frame: Frame | None) -> None:
         if frame is None or not self.is_mounted:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from rich.segment import Segment
+from rich.style import Style
 from rich.text import Text
-from textual.geometry import Size
+from textual.geometry import Region, Size
 from textual.reactive import reactive
+from textual.strip import Strip
 from textual.widget import Widget
 
 from tsd.console.draw import ink
@@ -22,13 +27,15 @@ class Panel(Widget):
 
     DEFAULT_CSS = "Panel { height: auto; }"
 
-    frame: reactive[Frame | None] = reactive(None, init=False)
+    frame: reactive[Frame | None] = reactive(None, init=False, repaint=False)
     title = ""
 
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(id=id, classes=classes)
         self.border_title = self.title or None
         self._height = 0
+        self._lines: list[Text] = []
+        self._shown: dict[int, Strip] = {}
 
     def lines(self, frame: Frame, width: int, height: int, palette: Palette) -> list[Text]:
         """What to show in `width` columns. `height` is 0 when the panel may be as high as it likes."""
@@ -38,30 +45,65 @@ class Panel(Widget):
         self.redraw()
 
     def redraw(self) -> None:
-        """Draws again, and lays out again when the content's height changed."""
-        if self.styles.is_auto_height and self.size.width:
-            height = len(self._draw(self.size.width, 0))
-            if height != self._height:
-                self._height = height
-                self.refresh(layout=True)
-                return
-        self.refresh()
+        """Draws again what changed, and lays out again when the content's height changed."""
+        width = self.size.width
+        if not width:
+            return
+        auto = self.styles.is_auto_height
+        self._lines = self._draw(width, 0 if auto else self.size.height)
+        if auto and len(self._lines) != self._height:
+            self._height = len(self._lines)
+            self.refresh(layout=True)
+        else:
+            refresh_changed(self, self._shown, self._line)
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
         self._height = len(self._draw(width, 0))
         return max(1, self._height)
 
-    def render(self) -> Text:
-        height = 0 if self.styles.is_auto_height else self.size.height
-        lines = self._draw(self.size.width, height)
-        for line in lines:
-            line.truncate(self.size.width, overflow="ellipsis")
-        return Text("\n", no_wrap=True, end="").join(lines)
+    def on_resize(self) -> None:
+        self._shown.clear()
+        self.redraw()
+
+    def render_line(self, y: int) -> Strip:
+        strip = self._shown[y] = self._line(y)
+        return strip
+
+    def _line(self, y: int) -> Strip:
+        line = self._lines[y] if y < len(self._lines) else Text()
+        return to_strip(self, line, self.size.width)
 
     def _draw(self, width: int, height: int) -> list[Text]:
         if self.frame is None or width <= 0:
             return []
         return self.lines(self.frame, width, height, palette_of(self))
+
+
+def set_titles(widget: Widget, title: str, subtitle: str | None = None) -> None:
+    """Sets the words in the border, only when they changed: setting them repaints the whole widget."""
+    if widget.border_title != title:
+        widget.border_title = title
+    if subtitle is not None and widget.border_subtitle != subtitle:
+        widget.border_subtitle = subtitle
+
+
+def refresh_changed(widget: Widget, shown: dict[int, Strip], line: Callable[[int], Strip]) -> None:
+    """Repaints those lines of `widget` that differ from what it has `shown`: a slow terminal sees only changes."""
+    width, height = widget.size
+    changed = [y for y in range(height) if shown.get(y) != line(y)]
+    if changed:
+        widget.refresh(*(Region(0, y, width, 1) for y in changed))
+
+
+def to_strip(widget: Widget, text: Text, width: int, base: Style | None = None) -> Strip:
+    """A line of text on the widget's background, cut or filled to `width`."""
+    style = widget.rich_style if base is None else base
+    if text.cell_len > width:
+        text = text.copy()
+        text.truncate(width, overflow="ellipsis")
+    parts = text.render(widget.app.console)
+    segments = [Segment(part.text, style + part.style if part.style else style) for part in parts if part.text != "\n"]
+    return Strip(segments).adjust_cell_length(width, style)
 
 
 def fields(items: list[tuple[str, str]], palette: Palette, gap: str = "   ") -> Text:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
 from textual import events
@@ -20,8 +19,9 @@ from textual.strip import Strip
 
 from tsd.console.draw import ink
 from tsd.console.messages import RowChosen, SortAsked
+from tsd.console.numbers import shorten
 from tsd.console.palette import Palette
-from tsd.console.shell.panel import palette_of
+from tsd.console.shell.panel import palette_of, refresh_changed, to_strip
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,7 @@ class Table(ScrollView, can_focus=True):
         self.key: str | None = None
         self.sorted_by = ""
         self.descending = False
+        self._shown: dict[int, Strip] = {}
 
     def set_rows(self, rows: Sequence[Any], sorted_by: str = "", descending: bool = False) -> None:
         """Shows other rows. The cursor stays on its key, or on its place when that row is gone."""
@@ -89,7 +90,7 @@ class Table(ScrollView, can_focus=True):
         self.virtual_size = Size(self.size.width, len(rows) + 1)
         if self.key != before:
             self.post_message(RowChosen(self.key))
-        self.refresh()
+        refresh_changed(self, self._shown, self._line)
 
     @property
     def row(self) -> Any | None:
@@ -138,6 +139,7 @@ class Table(ScrollView, can_focus=True):
                 self.action_open()
 
     def on_resize(self) -> None:
+        self._shown.clear()
         self.virtual_size = Size(self.size.width, len(self.rows) + 1)
 
     def _layout(self) -> list[tuple[Column, int]]:
@@ -155,26 +157,30 @@ class Table(ScrollView, can_focus=True):
         return [(c, c.width or share) for c in shown]
 
     def render_line(self, y: int) -> Strip:
+        strip = self._shown[y] = self._line(y)
+        return strip
+
+    def _line(self, y: int) -> Strip:
         palette = palette_of(self)
         width = self.size.width
         base = self.rich_style
         if y == 0:
-            return self._strip(self._header(palette), width, base)
+            return to_strip(self, self._header(palette), width, base)
         place = y - 1 + self.scroll_offset.y
         if place >= len(self.rows):
             note = self.empty if not self.rows and y == 2 else ""
-            return self._strip(ink(f"  {note}", palette.dim), width, base)
+            return to_strip(self, ink(f"  {note}", palette.dim), width, base)
         cells = self.cells_of(self.rows[place], palette)
         text = Text()
         for column, size in self._layout():
             value, style = cells.get(column.key, ("", palette.text))
-            value = value if len(value) <= size else value[: size - 1] + "…"
+            value = shorten(value, size)
             text.append(value.rjust(size) if column.right else value.ljust(size), style).append(" ")
         if place == self.place:
             cursor = Style.parse(palette.cursor if self.has_focus else f"bold {palette.accent}")
             text.stylize(cursor)
-            return self._strip(text, width, base + cursor)
-        return self._strip(text, width, base)
+            return to_strip(self, text, width, base + cursor)
+        return to_strip(self, text, width, base)
 
     def _header(self, palette: Palette) -> Text:
         text = Text()
@@ -184,8 +190,3 @@ class Table(ScrollView, can_focus=True):
             style = palette.accent if mark else palette.header
             text.append((title.rjust(size) if column.right else title.ljust(size))[:size], style).append(" ")
         return text
-
-    def _strip(self, text: Text, width: int, style: Style) -> Strip:
-        found = text.render(self.app.console)
-        segments = [Segment(s.text, style + (s.style or Style.null())) for s in found if s.text != "\n"]
-        return Strip(segments).adjust_cell_length(width, style)
