@@ -51,6 +51,18 @@ def extensions() -> list[Extension]:
                 extra_compile_args=["-O3"],
             )
         )
+    found.append(
+        Extension(
+            "tsd.kernels.cpu.native",
+            ["kernels/cpu/native.pyx"]
+            + [f"kernels/cpu/{name}.c" for name in ("dispatch", "pool", "isa_plain", "isa_avx2", "isa_avx512")],
+            include_dirs=["kernels/cpu"],
+            depends=[str(path) for path in Path("kernels/cpu").glob("*.h")],
+            # no contraction: a row's bits must not depend on which tile size the compiler chose to fuse in
+            extra_compile_args=["-O3", "-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-pthread"],
+            extra_link_args=["-pthread"],
+        )
+    )
     return found
 
 

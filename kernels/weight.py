@@ -39,6 +39,8 @@ class Weight:
     layout: str = ROWS
     unpack: Callable[[Weight], Weight] | None = field(default=None, repr=False)
     """From a kernel's own layout back to rows; None for rows."""
+    handle: object | None = field(default=None, repr=False, compare=False)
+    """What a kernel keeps beside the weight between calls; never copied."""
 
     @property
     def device(self) -> torch.device:

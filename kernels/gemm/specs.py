@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tsd.kernels.spec import DETERMINISTIC, KernelSpec, Priority
+from tsd.kernels.cpu.shapes import whole_blocks
+from tsd.kernels.spec import BATCH_INVARIANT, DETERMINISTIC, KernelSpec, Priority
 
 SPECS = (
     KernelSpec(
@@ -13,5 +14,30 @@ SPECS = (
         priority=Priority.REFERENCE,
         flags=frozenset({DETERMINISTIC}),
         summary="plain torch; unpacks a packed weight on each call",
+    ),
+    KernelSpec(
+        op="gemm.linear",
+        name="cpu_packed",
+        solution="c",
+        target="tsd.kernels.cpu.native:linear",
+        prepare="tsd.kernels.cpu.native:prepare",
+        priority=Priority.SPECIALIZED,
+        devices=frozenset({"cpu"}),
+        weight_methods=frozenset({"q4_1", "q8_0", "int8"}),
+        accepts=whole_blocks,
+        flags=frozenset({DETERMINISTIC, BATCH_INVARIANT}),
+        summary="C: integer dot products against activations rounded to int8 in blocks of 32, all fused",
+    ),
+    KernelSpec(
+        op="gemm.linear",
+        name="cpu_dense",
+        solution="c",
+        target="tsd.kernels.cpu.native:linear",
+        prepare="tsd.kernels.cpu.native:prepare",
+        priority=Priority.PERFORMANT,
+        devices=frozenset({"cpu"}),
+        weight_methods=frozenset({"dense"}),
+        flags=frozenset({DETERMINISTIC, BATCH_INVARIANT}),
+        summary="C, float32 sums in column order, all fused",
     ),
 )

@@ -14,4 +14,14 @@ SPECS = (
         flags=frozenset({DETERMINISTIC, BATCH_INVARIANT}),
         summary="plain torch, float32 inside",
     ),
+    KernelSpec(
+        op="norm.rms",
+        name="cpu",
+        solution="c",
+        target="tsd.kernels.cpu.native:rms",
+        priority=Priority.PERFORMANT,
+        devices=frozenset({"cpu"}),
+        flags=frozenset({DETERMINISTIC, BATCH_INVARIANT}),
+        summary="C, vectorised",
+    ),
 )

