@@ -35,8 +35,11 @@ MEASURES: dict[str, set[str]] = {
     "bench/front.py": {"api", "engine"},
     "bench/kernels_cpu.py": {"kernels", "engine"},
     "bench/kernels_gpu.py": {"kernels", "engine"},
+    "bench/gpu_sites.py": {"kernels", "engine"},
+    "bench/tune_gpu.py": {"kernels", "engine"},
     "bench/latency.py": {"engine", "scheduler"},
     "bench/throughput.py": {"engine", "scheduler"},
+    "bench/offline.py": {"engine"},
 }
 
 TORCHLESS = ("scheduler", "cache", "api", "console")
