@@ -224,6 +224,7 @@ def make_executor(config: EngineConfig, model: Decoder, cache: KVCache, memory: 
             max_num_seqs=memory.max_num_seqs,
             max_model_len=memory.max_model_len,
             vocab_size=model.config.vocab_size,
+            host_pages=memory.host_pages,
         )
     from tsd.engine.executor.cuda import CudaExecutor
 
@@ -233,10 +234,12 @@ def make_executor(config: EngineConfig, model: Decoder, cache: KVCache, memory: 
         sample,
         max_num_seqs=memory.max_num_seqs,
         max_model_len=memory.max_model_len,
+        max_step_tokens=memory.chunked_prefill_size,
         vocab_size=model.config.vocab_size,
         device=model.device,
         use_graphs=config.cuda_graphs,
         timed=bool(config.trace),
+        host_pages=memory.host_pages,
         report=report,
     )
 

@@ -67,6 +67,7 @@ class Engine:
                 max_in_flight=2 if config.overlap else 1,
                 max_queued_requests=config.max_queued_requests,
                 max_queued_tokens=config.max_queued_tokens,
+                host_pages=memory.host_pages,
                 namespace=parts.weights_version,
             )
         )
@@ -196,9 +197,17 @@ class Engine:
         return b"{}"
 
     def _request_detail(self, argument: str) -> bytes:
-        detail = self.scheduler.request_detail(_number(argument), self.clock())
-        if detail is None:
+        key = _number(argument)
+        timeline = self.scheduler.journal.timeline(key)
+        if timeline is None:
             raise ValueError(f"no request {argument} is known here")
+        live = self.requests.find(key)
+        detail = {
+            "id": key,
+            "state": self.scheduler.state_of(key) or "finished",
+            "client": live.submit.client if live is not None else "",
+            "timeline": timeline,
+        }
         return msgspec.json.encode(detail)
 
     def _pages(self, argument: str) -> bytes:

@@ -12,10 +12,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from tsd.engine.executor.base import DeviceFault, Executor, MoveResult, StepResult
+from tsd.engine.executor.base import DeviceFault, Executor, StepResult
 from tsd.engine.pace import Pace
 from tsd.engine.requests import LiveRequests
 from tsd.engine.stats import StepTokens
+from tsd.engine.tiers import MoveResult
 from tsd.engine.trace import DEVICE, HOST, Trace
 from tsd.scheduler.core import Scheduler
 from tsd.scheduler.types import ExecutionPlan, MoveDone, StepLanded
@@ -81,28 +82,24 @@ class StepLoop:
         now = self.clock()
         while (plan := self.scheduler.next_plan(now)) is not None:
             planned = self.clock() if self.trace is not None else 0.0
-            if plan.moves:
-                self.executor.submit_moves(plan.moves)
+            self.executor.launch(plan)
+            self._flights.append(plan)
             if plan.num_rows:
-                self.executor.launch(plan)
                 if self.trace is not None:
                     self.trace.add(HOST, "plan", now, planned - now, step=plan.step)
                     self.trace.add(HOST, "launch", planned, self.clock() - planned, step=plan.step)
-                self._flights.append(plan)
                 self.last_batch = (plan.num_rows - plan.num_decode, plan.num_decode, plan.num_tokens)
                 self.step_tokens.observe(plan.num_tokens)
                 self.pace.launched(now)
             if plan.admitted:
                 self.requests.admitted(plan.admitted, now)
-            if not plan.num_rows:
-                break
             now = self.clock()
 
     def _landed(self) -> None:
         try:
             for result in self.executor.landed():
                 if isinstance(result, MoveResult):
-                    self.scheduler.advance(MoveDone(result.move_id, result.ok), self.clock())
+                    self.scheduler.advance(MoveDone(result.move_id, result.ok, result.good), self.clock())
                 else:
                     self._step_landed(result)
             self._launch()
@@ -116,9 +113,10 @@ class StepLoop:
             raise DeviceFault(f"step {result.step} landed where step {plan.step} was due")
         now = self.clock()
         self.last_step = plan.step
-        self.pace.landed(now, result.device_s, bool(self._flights))
+        if plan.num_rows:
+            self.pace.landed(now, result.device_s, bool(self._flights))
         outcome = self.scheduler.advance(StepLanded(result.step, result.tokens, result.failed), now)
-        if self.trace is not None:
+        if self.trace is not None and plan.num_rows:
             self.trace.add(HOST, "advance", now, self.clock() - now, step=plan.step)
             rows = {"decode": plan.num_decode, "prefill": plan.num_rows - plan.num_decode, "tokens": plan.num_tokens}
             self.trace.add(DEVICE, "step", result.device_began, result.device_s, step=plan.step, **rows)

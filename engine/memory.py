@@ -28,6 +28,7 @@ class MemoryPlan:
     max_model_len: int
     max_num_seqs: int
     chunked_prefill_size: int
+    host_pages: int
     reasons: dict[str, str]
 
     @property
@@ -43,6 +44,7 @@ class MemoryPlan:
         return [
             ("KV memory", f"{self.kv_bytes / GIB:.2f} GiB", self.reasons["kv"]),
             ("KV tokens", f"{self.total_tokens:,}", f"{self.num_pages:,} pages of {self.page_size} tokens"),
+            ("host tier", f"{self.host_pages:,} pages", "--host-cache-gb"),
             ("bytes a token", f"{self.bytes_per_token:,}", "K and V of every layer"),
             ("max-model-len", f"{self.max_model_len:,}", self.reasons["max_model_len"]),
             ("max-num-seqs", f"{self.max_num_seqs:,}", self.reasons["max_num_seqs"]),
@@ -108,4 +110,13 @@ def plan_memory(
                 f"--max-model-len {config.max_model_len} needs more than the {max_model_len} tokens of KV memory: "
                 "lower it, or raise --max-total-tokens or --gpu-memory-utilization"
             )
-    return MemoryPlan(page_size, num_pages, bytes_per_token, max_model_len, max_num_seqs, chunk, reasons)
+    return MemoryPlan(
+        page_size=page_size,
+        num_pages=num_pages,
+        bytes_per_token=bytes_per_token,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        chunked_prefill_size=chunk,
+        host_pages=int(config.host_cache_gb * GIB) // (page_size * bytes_per_token),
+        reasons=reasons,
+    )

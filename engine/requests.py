@@ -38,6 +38,9 @@ class LiveRequests:
     def __len__(self) -> int:
         return len(self._live)
 
+    def find(self, key: int) -> LiveRequest | None:
+        return self._live.get(key)
+
     @property
     def channels(self) -> list[Channel[Any]]:
         return list(self._channels.values())

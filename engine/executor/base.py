@@ -8,12 +8,13 @@ once; steps run in the order launched. When one has landed the executor makes it
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from tsd.engine.protocol import TokenLogprobs
-from tsd.scheduler.types import ExecutionPlan, Move
+from tsd.engine.tiers import MoveResult
+from tsd.scheduler.types import ExecutionPlan
 
 
 class DeviceFault(RuntimeError):
@@ -39,19 +40,14 @@ class StepResult:
     """Time the device worked on the step; 0 where it is not measured."""
 
 
-class MoveResult(NamedTuple):
-    move_id: int
-    ok: bool
-
-
 class Executor(Protocol):
     """See the module's docstring. Methods are called from the loop's thread only."""
 
     landed_fd: int
 
-    def launch(self, plan: ExecutionPlan) -> None: ...
-
-    def submit_moves(self, moves: list[Move]) -> None: ...
+    def launch(self, plan: ExecutionPlan) -> None:
+        """Queues the plan's changes, moves and rows, in that order; a plan without rows lands in its turn too."""
+        ...
 
     def landed(self) -> list[StepResult | MoveResult]: ...
 

@@ -16,14 +16,15 @@ import numpy as np
 import torch
 
 from tsd.engine.batch import KVCache
-from tsd.engine.executor.base import DeviceFault, MoveResult, StepResult
+from tsd.engine.executor.base import DeviceFault, StepResult
 from tsd.engine.executor.rows import Rows
 from tsd.engine.executor.sampling import logprobs_of, prompt_logprobs_of
 from tsd.engine.executor.warmup import warm_up_plans
 from tsd.engine.kernel_report import describe
 from tsd.engine.models import Decoder
+from tsd.engine.tiers import BlockStore, HostPages, Mover, MoveResult
 from tsd.kernels.registry import Selection
-from tsd.scheduler.types import ExecutionPlan, Move
+from tsd.scheduler.types import ExecutionPlan
 
 
 class CpuExecutor:
@@ -38,6 +39,8 @@ class CpuExecutor:
         max_num_seqs: int,
         max_model_len: int,
         vocab_size: int,
+        host_pages: int = 0,
+        disk: BlockStore | None = None,
     ) -> None:
         self.model = model
         self.cache = cache
@@ -46,14 +49,12 @@ class CpuExecutor:
         self._sample = sample
         self._orders: queue.SimpleQueue[ExecutionPlan | None] = queue.SimpleQueue()
         self._landed: deque[StepResult | MoveResult | BaseException] = deque()
+        self._mover = Mover(cache, HostPages(cache, host_pages), disk, self._tell) if host_pages else None
         self._thread = threading.Thread(target=self._work, name="tsd-executor", daemon=True)
         self._thread.start()
 
     def launch(self, plan: ExecutionPlan) -> None:
         self._orders.put(plan)
-
-    def submit_moves(self, moves: list[Move]) -> None:
-        raise NotImplementedError("the CPU backend has no host tier yet")
 
     def landed(self) -> list[StepResult | MoveResult]:
         try:
@@ -84,22 +85,35 @@ class CpuExecutor:
     def close(self) -> None:
         self._orders.put(None)
         self._thread.join(timeout=5.0)
+        if self._mover is not None:
+            self._mover.close()
         os.close(self.landed_fd)
 
     def _work(self) -> None:
         with torch.inference_mode():
             while (plan := self._orders.get()) is not None:
                 try:
-                    self._landed.append(self._run(plan))
+                    self._tell(self._run(plan))
                 except BaseException as error:
                     # Told to the loop, which ends the engine: a thread's own traceback would be lost.
-                    self._landed.append(error)
-                os.eventfd_write(self.landed_fd, 1)
+                    self._tell(error)
+
+    def _tell(self, result: StepResult | MoveResult | BaseException) -> None:
+        self._landed.append(result)
+        os.eventfd_write(self.landed_fd, 1)
 
     def _run(self, plan: ExecutionPlan) -> StepResult:
         began = time.monotonic()
         rows = self.rows
         rows.apply(plan)
+        for page in plan.zero_pages.tolist():
+            for tensor in (*self.cache.k, *self.cache.v):
+                tensor[page].zero_()
+        if plan.moves:
+            assert self._mover is not None
+            self._mover.submit(plan.moves)
+        if not plan.num_rows:
+            return StepResult(plan.step, np.zeros(0, np.int32))
         logits = self.model.forward(rows.batch(plan), self.cache)
         result = StepResult(plan.step, np.zeros(plan.num_rows, np.int32))
         sampling_rows = np.flatnonzero(plan.samples[: plan.num_rows])

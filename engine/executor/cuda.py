@@ -16,17 +16,20 @@ import torch
 
 from tsd.engine.batch import ForwardBatch, KVCache
 from tsd.engine.executor import wake
-from tsd.engine.executor.base import DeviceFault, MoveResult, StepResult
+from tsd.engine.executor.base import DeviceFault, StepResult
 from tsd.engine.executor.graphs import StepGraphs, buckets_for
+from tsd.engine.executor.mixed import MixedSteps
 from tsd.engine.executor.rows import Rows
 from tsd.engine.executor.sampling import logprobs_of, prompt_logprobs_of
 from tsd.engine.executor.staging import UPDATES, Staging, TokenRing
 from tsd.engine.executor.warmup import warm_up_plans
 from tsd.engine.kernel_report import describe
 from tsd.engine.models import Decoder
+from tsd.engine.tiers import BlockStore, HostPages, Mover, MoveResult
+from tsd.kernels.compiling import CompilationCounter, compile_only
 from tsd.kernels.registry import Selection, select
 from tsd.kernels.sampling.types import Sampled, SamplingState, greedy_state
-from tsd.scheduler.types import ExecutionPlan, Move
+from tsd.scheduler.types import ExecutionPlan
 
 RING = 4
 
@@ -59,11 +62,14 @@ class CudaExecutor:
         *,
         max_num_seqs: int,
         max_model_len: int,
+        max_step_tokens: int,
         vocab_size: int,
         device: torch.device,
         use_graphs: bool,
         timed: bool,
         report: Any,
+        host_pages: int = 0,
+        disk: BlockStore | None = None,
     ) -> None:
         self.model = model
         self.cache = cache
@@ -73,12 +79,14 @@ class CudaExecutor:
         self.padding = max_num_seqs
         self.landed_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.stream = torch.cuda.Stream(device)
-        self.compilations_after_ready = 0
+        self._compilations = CompilationCounter()
         self._sample = sample
         self._prepare = select("step.prepare", dtype="int32", device=device)
         self._feed = select("step.feed", dtype="int32", device=device)
         self._report = report
         self._flights: deque[Flight] = deque()
+        self._moved: deque[MoveResult] = deque()
+        self._mover = Mover(cache, HostPages(cache, host_pages), disk, self._tell_move) if host_pages else None
         self._padded_rows = 0
         self._timed = timed
         self._origin: tuple[torch.cuda.Event, float] | None = None
@@ -93,6 +101,15 @@ class CudaExecutor:
             self._row_table = torch.zeros((most, pages), dtype=torch.int32, device=device)
             self._out = torch.zeros(most, dtype=torch.int32, device=device)
             self._row_index = torch.arange(most + 1, dtype=torch.int32, device=device)
+            self.mixed = MixedSteps(
+                model,
+                cache,
+                self.last_token,
+                self.page_table,
+                max_tokens=max_step_tokens,
+                max_rows=max_num_seqs,
+                device=device,
+            )
         self.greedy_graphs = StepGraphs(buckets_for(max_num_seqs) if use_graphs else [], self.stream)
         self.forward_graphs = StepGraphs(buckets_for(max_num_seqs) if use_graphs else [], self.stream)
 
@@ -102,8 +119,19 @@ class CudaExecutor:
         with torch.cuda.stream(self.stream), torch.inference_mode():
             self.rows.apply(plan)
             began = self._event()
-            launch = self._launch_decode if plan.num_decode == plan.num_rows else self._launch_mixed
-            flight = launch(plan)
+            for page in plan.zero_pages.tolist():
+                for tensor in (*self.cache.k, *self.cache.v):
+                    tensor[page].zero_()
+            if plan.moves:
+                assert self._mover is not None
+                self._mover.submit(plan.moves)
+            if not plan.num_rows:
+                self._send_updates(plan)
+                flight = Flight(plan, self.tokens.next(), np.zeros(0, np.int64))
+            elif plan.num_decode == plan.num_rows:
+                flight = self._launch_decode(plan)
+            else:
+                flight = self._launch_mixed(plan)
             ended = self._event()
             if began is not None and ended is not None:
                 flight.events = (began, ended)
@@ -111,18 +139,24 @@ class CudaExecutor:
         self._flights.append(flight)
         wake.after_stream(self.tokens.stream.cuda_stream, self.landed_fd)
 
-    def submit_moves(self, moves: list[Move]) -> None:
-        raise NotImplementedError("the CUDA backend has no host tier yet")
-
     def landed(self) -> list[StepResult | MoveResult]:
         try:
             count = os.eventfd_read(self.landed_fd)
         except BlockingIOError:
             return []
+        results: list[StepResult | MoveResult] = []
+        while self._moved:
+            results.append(self._moved.popleft())
+            count -= 1
         try:
-            return [self._result(self._flights.popleft()) for _ in range(count)]
+            results.extend(self._result(self._flights.popleft()) for _ in range(count))
+            return results
         except RuntimeError as error:
             raise DeviceFault(f"a step failed: {error}") from error
+
+    def _tell_move(self, result: MoveResult) -> None:
+        self._moved.append(result)
+        os.eventfd_write(self.landed_fd, 1)
 
     def _result(self, flight: Flight) -> StepResult:
         plan = flight.plan
@@ -198,18 +232,13 @@ class CudaExecutor:
 
     def _stage_updates(self, plan: ExecutionPlan) -> dict[str, np.ndarray]:
         """The block for this step, page-table changes filled in; those beyond a block's room are sent ahead."""
-        pages = self.page_table.shape[1]
-        cells = plan.table_slots.astype(np.int64) * pages + plan.table_index
-        changed = plan.table_pages
-        if len(cells) > UPDATES:
-            # A long prompt was admitted: its table is written by one scatter before the step.
-            block = torch.from_numpy(np.stack((cells, changed.astype(np.int64)))).pin_memory()
-            there = block.to(self.device, non_blocking=True)
-            self.page_table.view(-1)[there[0]] = there[1].to(torch.int32)
-            cells, changed = cells[:0], changed[:0]
         view = self.staging.next()
-        view["cells"][: len(cells)] = cells
-        view["pages"][: len(cells)] = changed
+        count = len(plan.table_slots)
+        if count > UPDATES:
+            self._send_updates(plan)
+        elif count:
+            view["cells"][:count] = plan.table_slots * self.page_table.shape[1] + plan.table_index
+            view["pages"][:count] = plan.table_pages
         return view
 
     def _stage_sampling(
@@ -276,11 +305,11 @@ class CudaExecutor:
         self._feed(sampled.tokens, self.staging.device.fields["slots"][:rows], self.last_token, out)
         return out
 
-    # -- steps with prefill rows: launched kernel by kernel ------------------------------------------------------------
+    # -- steps with prefill rows -----------------------------------------------------------------------------------
 
     def _launch_mixed(self, plan: ExecutionPlan) -> Flight:
-        batch, slots_there = self._mixed_batch(plan)
-        logits = self.model.forward(batch, self.cache)
+        self._send_updates(plan)
+        logits = self.mixed.run(self.rows.lay_out(plan), plan.num_decode)
         chosen = np.flatnonzero(plan.samples[: plan.num_rows])
         flight = Flight(plan, self.tokens.next(), chosen)
         self._padded_rows = 0
@@ -288,7 +317,8 @@ class CudaExecutor:
             slots = plan.slots[chosen]
             token_index = plan.starts[chosen] + plan.counts[chosen] - self.rows.num_prompt[slots]
             state = self.rows.sampling.state(slots, token_index, self.device)
-            self._keep(flight, self._sample(logits[: len(chosen)], state), slots_there, slots)
+            there = torch.from_numpy(slots).pin_memory().to(self.device, non_blocking=True)
+            self._keep(flight, self._sample(logits[: len(chosen)], state), there, slots)
         offset = len(chosen)
         for row, start, count in self.rows.prompt_rows(plan):
             scored = self.rows.scored[int(plan.slots[row])]
@@ -298,39 +328,13 @@ class CudaExecutor:
             offset += count
         return flight
 
-    def _mixed_batch(self, plan: ExecutionPlan) -> tuple[ForwardBatch, torch.Tensor]:
-        """The batch on the device, and the slots of the rows that draw."""
-        self._stage_updates(plan)
-        self.staging.send(greedy=True)
-        block = self.staging.device
-        self.page_table.view(-1)[block.cells.long()] = block.pages
-        host = self.rows.batch(plan)
-        fields = (host.tokens, host.positions, host.kv_slots, host.query_start, host.kv_lens, host.sample_index)
-        drawing = torch.from_numpy(np.ascontiguousarray(plan.slots[np.flatnonzero(plan.samples[: plan.num_rows])]))
-        slots = torch.from_numpy(np.ascontiguousarray(plan.slots[: plan.num_rows]))
-        # One pinned block, one copy; the caching host allocator keeps it until the copy is done.
-        packed = torch.cat((*fields, slots, drawing)).pin_memory().to(self.device, non_blocking=True)
-        sizes = [len(field) for field in (*fields, slots, drawing)]
-        tokens, positions, kv_slots, query_start, kv_lens, sample_index, slots, drawing = packed.split(sizes)
-        index = slots.long()
-        if plan.num_decode:
-            tokens[: plan.num_decode] = self.last_token[index[: plan.num_decode]]
-        pages = -(-host.max_kv_len // self.cache.page_size)
-        batch = ForwardBatch(
-            tokens=tokens,
-            positions=positions,
-            kv_slots=kv_slots,
-            query_start=query_start,
-            kv_lens=kv_lens,
-            page_table=self.page_table[index, :pages].contiguous(),
-            sample_index=sample_index,
-            num_decode=plan.num_decode,
-            num_rows=plan.num_rows,
-            max_query_len=host.max_query_len,
-            max_kv_len=host.max_kv_len,
-            page_size=host.page_size,
-        )
-        return batch, drawing
+    def _send_updates(self, plan: ExecutionPlan) -> None:
+        """Page-table changes of a step that has no graph of its own to carry them."""
+        if len(plan.table_slots):
+            cells = plan.table_slots.astype(np.int64) * self.page_table.shape[1] + plan.table_index
+            block = torch.from_numpy(np.stack((cells, plan.table_pages.astype(np.int64)))).pin_memory()
+            there = block.to(self.device, non_blocking=True)
+            self.page_table.view(-1)[there[0]] = there[1].to(torch.int32)
 
     def _keep(self, flight: Flight, sampled: Sampled, slots_there: torch.Tensor, slots: np.ndarray) -> None:
         """Feeds the drawn tokens to the next step and starts them on their way to the host."""
@@ -338,34 +342,60 @@ class CudaExecutor:
         self._feed(sampled.tokens, slots_there, self.last_token, out)
         wanted = self.rows.sampling.logprobs[slots]
         if (wanted >= 0).any():
-            there = [part.to("cpu", non_blocking=True) if part is not None else None for part in sampled]
-            flight.sampled = (Sampled(*there), wanted)
+            flight.sampled = (_to_host(sampled), wanted)
 
     # -- the rest --------------------------------------------------------------------------------------------------
 
     def warm_up(self) -> dict[str, Any]:
-        """Runs every kernel variant, then captures the graphs."""
+        """Compiles and runs every kernel variant, then captures the graphs; no request meets a compiler."""
         with torch.cuda.stream(self.stream), torch.inference_mode():
-            for plan in warm_up_plans(self.cache.page_size):
-                self.rows.apply(plan)
-                launch = self._launch_decode if plan.num_decode else self._launch_mixed
-                launch(plan)
+            self._report("kernels", "compiling", 0.0)
+            with compile_only():
+                self._touch_everything()
             torch.cuda.synchronize()
-            view = self.staging.next()
-            view["slots"][:] = self.padding
-            view["starts"][:] = 0
-            self.staging.send(greedy=False)
-            torch.cuda.synchronize()
-            total = 2 * len(self.greedy_graphs.buckets)
-
-            def report(done: int, _: int) -> None:
-                self._report("graphs", "", done / max(1, total))
-
-            self.greedy_graphs.capture(self._greedy_step, report)
-            self.forward_graphs.capture(self._forward_step, report)
+            self._report("kernels", "running", 0.5)
+            self._run_warm_up_plans()
+            if self.greedy_graphs.buckets:
+                self._capture()
         if self._timed:
             self._set_origin()
+        self._compilations.start()
         return self.statistics()["graphs"]
+
+    def _run_warm_up_plans(self) -> None:
+        for plan in warm_up_plans(self.cache.page_size):
+            self.rows.apply(plan)
+            launch = self._launch_decode if plan.num_decode else self._launch_mixed
+            launch(plan)
+        torch.cuda.synchronize()
+        self._stage_padding()
+
+    def _stage_padding(self) -> None:
+        """Every row of the device's block names the padding slot: what is captured touches nothing real."""
+        view = self.staging.next()
+        view["slots"][:] = self.padding
+        view["starts"][:] = 0
+        self.staging.send(greedy=False)
+        torch.cuda.synchronize()
+
+    def _touch_everything(self) -> None:
+        """Calls each step at each size, for what its kernels need compiled."""
+        self._stage_padding()
+        rows = [rows for rows in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512) if rows <= self.padding]
+        for count in sorted({*rows, self.padding, *self.greedy_graphs.buckets}):
+            self._greedy_step(count)
+        self.mixed.touch()
+        self._run_warm_up_plans()
+
+    def _capture(self) -> None:
+        total = 2 * len(self.greedy_graphs.buckets)
+
+        def report(done: int, _: int) -> None:
+            self._report("graphs", "", done / max(1, total))
+
+        self.greedy_graphs.capture(self._greedy_step, report)
+        self.forward_graphs.capture(self._forward_step, report)
+        self.mixed.capture(self.greedy_graphs.pool, self.stream, lambda done: self._report("graphs", "", done))
 
     def describe_kernels(self) -> list[dict[str, Any]]:
         return describe(self.model.describe_kernels(), self._sample)
@@ -375,11 +405,28 @@ class CudaExecutor:
             "padding": self._padded_rows,
             "graphs": {
                 "buckets": self.greedy_graphs.buckets,
-                "captured": len(self.greedy_graphs.captured) + len(self.forward_graphs.captured),
-                "compilations_after_ready": self.compilations_after_ready,
+                "captured": len(self.greedy_graphs.captured) + len(self.forward_graphs.captured) + self.mixed.captured,
+                "compilations_after_ready": self._compilations.count,
+                "compiled_after_ready": self._compilations.names,
             },
         }
 
     def close(self) -> None:
+        if self._mover is not None:
+            self._mover.close()
         torch.cuda.synchronize(self.device)
         os.close(self.landed_fd)
+
+
+def _to_host(sampled: Sampled) -> Sampled:
+    """Queues copies into pinned memory; they are whole once the step has landed."""
+
+    def copied(part: torch.Tensor | None) -> torch.Tensor | None:
+        if part is None:
+            return None
+        there = torch.empty(part.shape, dtype=part.dtype, pin_memory=True)
+        return there.copy_(part, non_blocking=True)
+
+    tokens = copied(sampled.tokens)
+    assert tokens is not None
+    return Sampled(tokens, *(copied(part) for part in sampled[1:]))

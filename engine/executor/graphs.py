@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -35,7 +36,7 @@ class StepGraphs:
         self.buckets = buckets
         self.captured: dict[int, CapturedStep] = {}
         self._stream = stream
-        self._pool: tuple[int, int] | None = None
+        self.pool: Any = None
 
     def bucket(self, rows: int) -> int | None:
         """The smallest bucket that holds `rows`, or None."""
@@ -43,14 +44,15 @@ class StepGraphs:
         return self.buckets[place] if place < len(self.buckets) else None
 
     def capture(self, body: Callable[[int], torch.Tensor], report: Callable[[int, int], None]) -> None:
-        """Runs `body` once for each bucket so that nothing compiles while capturing, then records it."""
+        """Records `body` for each bucket. Every kernel must have run before; the largest runs once more."""
         for done, rows in enumerate(sorted(self.buckets, reverse=True)):
-            body(rows)
-            torch.cuda.synchronize()
+            if done == 0:
+                body(rows)
+                torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            with torch.cuda.graph(graph, pool=self.pool, stream=self._stream):
                 output = body(rows)
-            self._pool = self._pool or graph.pool()
+            self.pool = self.pool or graph.pool()
             self.captured[rows] = CapturedStep(graph, rows, output)
             report(done + 1, len(self.buckets))
 

@@ -23,6 +23,20 @@ class ScoredPrompt(NamedTuple):
     alternatives: int
 
 
+class HostBatch(NamedTuple):
+    """Int32 arrays of one step, as in `ForwardBatch`; `slots` [B]."""
+
+    slots: np.ndarray
+    tokens: np.ndarray
+    positions: np.ndarray
+    kv_slots: np.ndarray
+    query_start: np.ndarray
+    kv_lens: np.ndarray
+    sample_index: np.ndarray
+    max_query_len: int
+    max_kv_len: int
+
+
 class Rows:
     """Arrays by slot. `apply` first, then `batch`; tokens sampled by a step are stored before the next `batch`."""
 
@@ -54,44 +68,58 @@ class Rows:
             self.scored[slot] = ScoredPrompt(admission.request_id, prompt, submit.prompt_logprobs)
         self.sampling.admit(slot, submit, request.seed, admission.history, admission.num_prompt)
 
-    def batch(self, plan: ExecutionPlan) -> ForwardBatch:
-        """The step's tensors. Those of a decode-only step are views of small fresh arrays."""
+    def lay_out(self, plan: ExecutionPlan) -> HostBatch:
+        """The step's rows as arrays. A decode row's token is -1 - slot: it is taken from the slot's last token."""
         rows, size = plan.num_rows, self.page_size
         slots, starts, counts = plan.slots[:rows], plan.starts[:rows], plan.counts[:rows]
         kv_lens = starts + counts
-        longest = int(kv_lens.max())
-        table = self.page_table[slots, : -(-longest // size)]
         if plan.num_decode == rows:
-            tokens, positions = self.last_token[slots], starts.copy()
             query_start = np.arange(rows + 1, dtype=np.int32)
-            owner = np.arange(rows)
-            sample_index = query_start[:rows]
+            owner: np.ndarray = query_start[:rows]
+            tokens, positions, sample_index = -1 - slots, starts, query_start[:rows]
             longest_query = 1
         else:
             query_start = np.zeros(rows + 1, np.int32)
             np.cumsum(counts, out=query_start[1:])
-            owner = np.repeat(np.arange(rows), counts)
+            owner = np.repeat(np.arange(rows, dtype=np.int32), counts)
             positions = np.arange(plan.num_tokens, dtype=np.int32) - np.repeat(query_start[:-1] - starts, counts)
-            tokens = np.concatenate((self.last_token[slots[: plan.num_decode]], plan.prefill_tokens))
+            tokens = np.concatenate((-1 - slots[: plan.num_decode], plan.prefill_tokens))
             sample_index = query_start[1:][plan.samples[:rows] != 0] - 1
             if self.scored:
                 sample_index = self._with_prompt_positions(plan, query_start, sample_index)
             longest_query = int(counts.max())
-        kv_slots = table[owner, positions // size] * size + positions % size
-        as_tensor = torch.from_numpy
-        return ForwardBatch(
-            tokens=as_tensor(np.ascontiguousarray(tokens, np.int32)),
-            positions=as_tensor(np.ascontiguousarray(positions, np.int32)),
-            kv_slots=as_tensor(np.ascontiguousarray(kv_slots, np.int32)),
-            query_start=as_tensor(query_start),
-            kv_lens=as_tensor(np.ascontiguousarray(kv_lens, np.int32)),
-            page_table=as_tensor(np.ascontiguousarray(table)),
-            sample_index=as_tensor(np.ascontiguousarray(sample_index, np.int32)),
-            num_decode=plan.num_decode,
-            num_rows=rows,
+        pages = self.page_table[slots[owner], positions // size]
+        return HostBatch(
+            slots=slots,
+            tokens=tokens,
+            positions=positions,
+            kv_slots=pages * size + positions % size,
+            query_start=query_start,
+            kv_lens=kv_lens,
+            sample_index=sample_index,
             max_query_len=longest_query,
-            max_kv_len=longest,
-            page_size=size,
+            max_kv_len=int(kv_lens.max()),
+        )
+
+    def batch(self, plan: ExecutionPlan) -> ForwardBatch:
+        """The step's tensors on the host."""
+        host = self.lay_out(plan)
+        pages = -(-host.max_kv_len // self.page_size)
+        tokens = host.tokens.copy()
+        tokens[: plan.num_decode] = self.last_token[host.slots[: plan.num_decode]]
+        return ForwardBatch(
+            tokens=_tensor(tokens),
+            positions=_tensor(host.positions),
+            kv_slots=_tensor(host.kv_slots),
+            query_start=_tensor(host.query_start),
+            kv_lens=_tensor(host.kv_lens),
+            page_table=_tensor(self.page_table[host.slots, :pages]),
+            sample_index=_tensor(host.sample_index),
+            num_decode=plan.num_decode,
+            num_rows=plan.num_rows,
+            max_query_len=host.max_query_len,
+            max_kv_len=host.max_kv_len,
+            page_size=self.page_size,
         )
 
     def prompt_rows(self, plan: ExecutionPlan) -> list[tuple[int, int, int]]:
@@ -109,3 +137,7 @@ class Rows:
     ) -> np.ndarray:
         extra = [np.arange(query_start[row], query_start[row] + count) for row, _, count in self.prompt_rows(plan)]
         return np.concatenate((sample_index, *extra)) if extra else sample_index
+
+
+def _tensor(array: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array, np.int32))

@@ -161,7 +161,8 @@ def logprobs_of(sampled: Sampled, wanted: np.ndarray) -> dict[int, TokenLogprobs
 def prompt_logprobs_of(logits: torch.Tensor, targets: np.ndarray, count: int) -> list[TokenLogprobs]:
     """For logits [n, V] and the ids that came next [n]: log-probability, rank and the `count` likeliest ids."""
     logprobs = torch.log_softmax(logits.to(torch.float32), dim=-1)
-    picked = logprobs.gather(1, torch.from_numpy(targets.astype(np.int64)).unsqueeze(1))
+    wanted = torch.from_numpy(targets.astype(np.int64)).to(logits.device).unsqueeze(1)
+    picked = logprobs.gather(1, wanted)
     ranks = (logprobs > picked).sum(dim=1)
     top = torch.topk(logprobs, count, dim=-1) if count else None
     entries = []

@@ -1,0 +1,186 @@
+"""Steps with prefill rows on a GPU: one pinned block, then a graph of the step's size, or kernel by kernel.
+
+Attention reads lengths and tables on the device, so that a graph recorded for T tokens and B rows serves every step
+of at most as many: tokens past the step's belong to no row and write to no page, rows past its have no token.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from tsd.engine.batch import ForwardBatch, KVCache
+from tsd.engine.executor.rows import HostBatch
+from tsd.engine.models import Decoder
+
+TOKEN_BUCKETS = (
+    *(32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048),
+    *(2560, 3072, 3584, 4096, 5120, 6144, 7168, 8192),
+)
+"""A step of a size in between computes up to a quarter more tokens than it has."""
+_RING = 4
+
+
+_EMPTY = np.zeros(0, np.int32)
+_NOTHING = HostBatch(_EMPTY, _EMPTY, _EMPTY, _EMPTY, np.zeros(1, np.int32), _EMPTY, _EMPTY, 0, 0)
+
+
+class Bucket(NamedTuple):
+    tokens: int
+    rows: int
+
+
+class MixedSteps:
+    """Static inputs, and graphs by bucket. `last_token` and `page_table` are the executor's slot state."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        cache: KVCache,
+        last_token: torch.Tensor,
+        page_table: torch.Tensor,
+        *,
+        max_tokens: int,
+        max_rows: int,
+        device: torch.device,
+    ) -> None:
+        self.model = model
+        self.cache = cache
+        self.last_token = last_token
+        self.page_table = page_table
+        self.max_rows = max_rows
+        self.device = device
+        self._max_tokens = max_tokens
+        size = 3 * max_tokens + 4 * max_rows + 1
+        self._block = torch.zeros(size, dtype=torch.int32, device=device)
+        self._host = [torch.zeros(size, dtype=torch.int32, pin_memory=True) for _ in range(_RING)]
+        self._views = [block.numpy() for block in self._host]
+        self._copied = [torch.cuda.Event() for _ in range(_RING)]
+        self._turn = 0
+        self._graphs: dict[Bucket, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
+        self._row_buckets = sorted({size for size in (16, 64) if size < max_rows} | {max_rows})
+
+    @property
+    def captured(self) -> int:
+        return len(self._graphs)
+
+    def run(self, host: HostBatch, num_decode: int) -> torch.Tensor:
+        """Queues the step; logits [S, V] in the order of `host.sample_index`, valid until the next step."""
+        count, rows, wanted = len(host.tokens), len(host.slots), len(host.sample_index)
+        bucket = self._bucket(count, max(rows, wanted))
+        self._send(host, bucket or Bucket(count, max(rows, wanted)))
+        if bucket is not None:
+            graph, logits = self._graphs[bucket]
+            graph.replay()
+            return logits[:wanted]
+        return self._forward(
+            Bucket(count, max(rows, wanted)),
+            rows=rows,
+            wanted=wanted,
+            num_decode=num_decode,
+            max_query_len=host.max_query_len,
+            max_kv_len=host.max_kv_len,
+        )
+
+    def capture(self, pool: Any, stream: torch.cuda.Stream, report: Callable[[float], None]) -> None:
+        """Records a graph for each bucket, the largest first."""
+        tokens = [size for size in TOKEN_BUCKETS if size <= self._max_tokens]
+        buckets = [
+            Bucket(size, rows) for size in reversed(tokens) for rows in reversed(self._row_buckets) if rows <= size
+        ]
+        none = np.zeros(0, np.int32)
+        empty = HostBatch(none, none, none, none, np.zeros(1, np.int32), none, none, 0, 0)
+        for done, bucket in enumerate(buckets):
+            self._send(empty, bucket)
+            self._captured_body(bucket)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool, stream=stream):
+                logits = self._captured_body(bucket)
+            self._graphs[bucket] = (graph, logits)
+            report((done + 1) / len(buckets))
+
+    def touch(self) -> None:
+        """Calls the step at each size once, for what its kernels need compiled."""
+        for bucket in self._buckets():
+            self._send(_NOTHING, bucket)
+            self._captured_body(bucket)
+
+    def _buckets(self) -> list[Bucket]:
+        tokens = [size for size in TOKEN_BUCKETS if size <= self._max_tokens]
+        sizes = [(size, rows) for size in reversed(tokens) for rows in reversed(self._row_buckets)]
+        return [Bucket(size, rows) for size, rows in sizes if rows <= max(size, 64)]
+
+    def _captured_body(self, bucket: Bucket) -> torch.Tensor:
+        longest = self.page_table.shape[1] * self.cache.page_size
+        return self._forward(
+            bucket,
+            rows=bucket.rows,
+            wanted=bucket.rows,
+            # Both of attention's kernels look at every row and take those of their kind.
+            num_decode=bucket.rows,
+            max_query_len=bucket.tokens,
+            max_kv_len=longest,
+        )
+
+    def _bucket(self, tokens: int, rows: int) -> Bucket | None:
+        if not self._graphs:
+            return None
+        token_place = bisect_left(TOKEN_BUCKETS, max(tokens, rows))
+        row_place = bisect_left(self._row_buckets, rows)
+        if token_place == len(TOKEN_BUCKETS) or row_place == len(self._row_buckets):
+            return None
+        found = Bucket(TOKEN_BUCKETS[token_place], self._row_buckets[row_place])
+        return found if found in self._graphs else None
+
+    def _send(self, host: HostBatch, bucket: Bucket) -> None:
+        """Writes the block for a step of `bucket`'s size and queues its one copy."""
+        self._turn = (self._turn + 1) % _RING
+        self._copied[self._turn].synchronize()
+        view = self._views[self._turn]
+        padding_slot = len(self.last_token) - 1
+        size, rows = bucket
+        _fill(view[:size], host.tokens, 0)
+        _fill(view[size : 2 * size], host.positions, 0)
+        _fill(view[2 * size : 3 * size], host.kv_slots, -1)
+        at = 3 * size
+        _fill(view[at : at + rows + 1], host.query_start, len(host.tokens))
+        _fill(view[at + rows + 1 : at + 2 * rows + 1], host.kv_lens, 0)
+        _fill(view[at + 2 * rows + 1 : at + 3 * rows + 1], host.sample_index, 0)
+        _fill(view[at + 3 * rows + 1 : at + 4 * rows + 1], host.slots, padding_slot)
+        used = at + 4 * rows + 1
+        self._block[:used].copy_(self._host[self._turn][:used], non_blocking=True)
+        self._copied[self._turn].record()
+
+    def _forward(
+        self, bucket: Bucket, *, rows: int, wanted: int, num_decode: int, max_query_len: int, max_kv_len: int
+    ) -> torch.Tensor:
+        size, most = bucket
+        block, at = self._block, 3 * bucket.tokens
+        tokens = block[:size]
+        from_slot = self.last_token[(-1 - tokens).clamp_min(0)]
+        slots = block[at + 3 * most + 1 : at + 3 * most + 1 + rows]
+        batch = ForwardBatch(
+            tokens=torch.where(tokens < 0, from_slot, tokens),
+            positions=block[size : 2 * size],
+            kv_slots=block[2 * size : 3 * size],
+            query_start=block[at : at + rows + 1],
+            kv_lens=block[at + most + 1 : at + most + 1 + rows],
+            page_table=self.page_table.index_select(0, slots),
+            sample_index=block[at + 2 * most + 1 : at + 2 * most + 1 + wanted],
+            num_decode=num_decode,
+            num_rows=rows,
+            max_query_len=max_query_len,
+            max_kv_len=max_kv_len,
+            page_size=self.cache.page_size,
+        )
+        return self.model.forward(batch, self.cache)
+
+
+def _fill(target: np.ndarray, values: np.ndarray, rest: int) -> None:
+    target[: len(values)] = values
+    target[len(values) :] = rest

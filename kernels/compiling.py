@@ -1,0 +1,59 @@
+"""Compiling Triton kernels ahead of use, several at once, and counting those compiled later than they should be.
+
+Knows Triton's launcher; imports it only when asked. Where Triton is not installed, nothing is compiled or counted.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+
+@contextmanager
+def compile_only(threads: int = 0) -> Iterator[None]:
+    """Within, a launch compiles its kernel in a thread pool and runs nothing; at the end all are compiled.
+
+    What surrounds the launches (torch operations, allocations) runs as usual: results are meaningless.
+    """
+    if find_spec("triton") is None:
+        yield
+        return
+    from triton.runtime import JITFunction
+    from triton.runtime._async_compile import AsyncCompileMode
+
+    launch = JITFunction.run
+
+    def compile_instead(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        return launch(self, *args, grid=grid, warmup=True, **options)
+
+    pool = ThreadPoolExecutor(threads or os.cpu_count() or 1, thread_name_prefix="tsd-compile")
+    JITFunction.run = compile_instead  # type: ignore[method-assign]
+    try:
+        with pool, AsyncCompileMode(pool):
+            yield
+    finally:
+        JITFunction.run = launch  # type: ignore[method-assign]
+
+
+class CompilationCounter:
+    """Counts kernels compiled (or read from Triton's disk cache) since `start`; after ready it should stay at 0."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.names: list[str] = []
+
+    def start(self) -> None:
+        if find_spec("triton") is None:
+            return
+        from triton import knobs
+
+        def compiled(*_: Any, **facts: Any) -> None:
+            self.count += 1
+            if len(self.names) < 64:
+                self.names.append(str(facts.get("repr", "")).split("[")[0][:80])
+
+        knobs.runtime.jit_post_compile_hook = compiled
