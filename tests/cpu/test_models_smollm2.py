@@ -70,7 +70,10 @@ def test_full_precision_greedy(full: Decoder, oracle: transformers.PreTrainedMod
 
 
 def test_packed_stays_near_full_precision(oracle: transformers.PreTrainedModel) -> None:
-    """Weights are the same numbers; what differs is that the packed kernels round activations to 8 bits."""
+    """Weights are the same numbers; what differs is that the packed kernels round activations to 8 bits.
+
+    Logits stay within a tenth of their standard deviation (root mean square), and 95% of greedy tokens agree.
+    """
     packed = load(quantization="auto")
     if all(use.method in ("", "dense") for use in packed.describe_kernels()):
         pytest.skip("no packed kernel runs on this machine")
@@ -86,6 +89,7 @@ def test_packed_stays_near_full_precision(oracle: transformers.PreTrainedModel) 
         fresh = runner.add([*prompt, *new[:-1]])
         found = runner.prefill([fresh])[0]
         errors.append(float((found - expected[-1]).square().mean().sqrt() / expected[-1].std()))
-    assert agree / total > 0.95, f"top-1 agreement {agree}/{total}"
+    print(f"top-1 agreement {agree}/{total}, error of logits over their spread {max(errors):.3f}")
+    assert agree / total > 0.95
     assert max(errors) < 0.12, errors
     assert packed.weight_bytes < 100e6
