@@ -253,6 +253,15 @@ class Pool:
                 self._ssl.check_hostname = False
                 self._ssl.verify_mode = ssl.CERT_NONE
 
+    async def open(self, count: int) -> None:
+        """Have that many idle connections, as far as the server lets us: what fails here is told when it matters."""
+        opened = await asyncio.gather(*(self._connect() for _ in range(count)), return_exceptions=True)
+        for connection in opened:
+            if isinstance(connection, Connection):
+                self._idle.append(connection)
+            elif not isinstance(connection, ConnectFailed):
+                raise connection
+
     async def exchange(self, request: bytes, sink: BodySink) -> Head:
         """One exchange. A kept connection that the peer had already closed is replaced, once, by a fresh one."""
         kept = self._take()

@@ -16,6 +16,7 @@ from tsd.bench.link import Bye, Go, Job, Ready, Sample, Stop, Tick, encode, rece
 from tsd.bench.load import Departure, Load
 
 _TICK_S = 0.25
+_MOST_OPENED = 1024
 
 
 class _Output(asyncio.Protocol):
@@ -78,6 +79,7 @@ async def _main() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(200_000, 50, 50)  # a collection in the middle of a run would show up as latency of the server
+    await load.pool.open(min(job.slots or 0, len(job.plan.sessions), _MOST_OPENED))
     out.write(encode(Ready()))
     go = await receive(reader)
     if not isinstance(go, Go):
