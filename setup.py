@@ -35,10 +35,15 @@ def extensions() -> list[Extension]:
     for name in (
         "cache/hashing",
         "cache/pool",
+        "cache/fence",
         "cache/index",
+        "cache/probe",
         "scheduler/plan",
         "scheduler/transfer",
+        "scheduler/requests",
+        "scheduler/tiers",
         "scheduler/core",
+        "scheduler/audit",
         "scheduler/world",
     ):
         found.append(

@@ -268,10 +268,18 @@ cdef class PrefixIndex:
     cdef int take_device(self) except -2:
         """A device page: free, or of the least recently used unreferenced node; -1 when every page is in use."""
         cdef int page = self.device.take()
+        cdef int n, soon
         if page >= 0 or self.dhead < 0:
             return page
         self.device_evictions += 1
-        self.drop_device(self.dhead)
+        n = self.dhead
+        soon = self.nodes[n].dnext
+        if soon >= 0:
+            # Evictions come in rows: have the next victims' lines on their way.
+            tsd_prefetch(&self.table[self.nodes[soon].key.lo & self.mask])
+            if self.nodes[soon].dnext >= 0:
+                tsd_prefetch(&self.nodes[self.nodes[soon].dnext])
+        self.drop_device(n)
         return self.device.take()
 
     cdef int take_host(self) except -2:

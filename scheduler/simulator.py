@@ -166,9 +166,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--steps", type=int, default=100_000, help="steps to run (default 100000)")
     parser.add_argument("--seed", type=int, default=1, help="everything follows from it (default 1)")
     parser.add_argument("--profile", choices=PROFILES, default="mixed", help="what kind of lives (default mixed)")
-    parser.add_argument(
-        "--check-every", type=int, default=None, help="steps between full checks (0: never)"
-    )
+    parser.add_argument("--check-every", type=int, default=None, help="steps between full checks (0: never)")
     parser.add_argument("--mutants", action="store_true", help="break the code in known ways and see each one caught")
     options = parser.parse_args(argv)
     if options.mutants:

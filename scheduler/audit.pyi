@@ -1,0 +1,3 @@
+from tsd.scheduler.core import Scheduler
+
+def audit(s: Scheduler) -> None: ...

@@ -1,0 +1,75 @@
+from libc.stdint cimport int32_t, int64_t
+
+from tsd.cache.fence cimport Fence
+from tsd.cache.hashing cimport PageHasher
+from tsd.cache.index cimport PrefixIndex
+from tsd.cache.pool cimport PagePool
+from tsd.scheduler.plan cimport Build
+from tsd.scheduler.requests cimport Req, Requests
+from tsd.scheduler.tiers cimport Tiers
+from tsd.scheduler.transfer cimport Transfer
+
+
+cdef class Scheduler:
+    cdef readonly object config
+    cdef readonly object journal
+    cdef int page_size, max_slots, max_pages, chunk, max_flights, window, retract_every
+    cdef bint mixed, caching, last_was_prefill
+    # what the cache owns
+    cdef PagePool pool
+    cdef PagePool host
+    cdef PrefixIndex index
+    cdef PageHasher hasher
+    cdef Fence fence
+    cdef Tiers tiers
+    # requests
+    cdef Requests requests
+    cdef dict by_id
+    cdef list finished
+    cdef double soonest
+    # slots: page tables, their nodes, and the step a table last changed in
+    cdef int32_t* free_slots
+    cdef int num_free_slots
+    cdef int32_t* table
+    cdef int32_t* nodes
+    cdef int64_t* delta_step
+    cdef int32_t* scratch
+    # who is where
+    cdef int32_t* running
+    cdef int num_running
+    cdef int32_t* filling
+    cdef int num_filling
+    cdef int leaving
+    cdef int fetching
+    # plans
+    cdef list ring
+    cdef int ring_at, num_flights
+    cdef int64_t step
+    # counters
+    cdef int64_t c_steps, c_submitted, c_prompt, c_cached, c_generated, c_retractions, c_aborts, c_refusals, c_errors
+    cdef int64_t c_finished, c_queries, c_hit_device, c_hit_host, c_hit_disk, c_dropped
+    cdef int end(self, int at, int event, double now, str reason, str message) except -1
+    cdef int drained(self, int at) except -1
+    cdef int drop(self, int32_t* array, int size, int at) except -1
+    cdef int release(self, Req* r) except -1
+    cdef int set_page(self, Req* r, int k, int page) except -1
+    cdef int take_page(self) except -2
+    cdef int publish(self, Req* r) except -1
+    cdef int pressure(self, int at, double now) except -2
+    cdef int victim(self) noexcept
+    cdef int retract(self, int at, double now) except -1
+    cdef int park(self, int at) except -1
+    cdef int decode_rows(self, Build build) noexcept
+    cdef bint ready(self, Req* r) noexcept
+    cdef int fill(self, Build build, int budget, double now) except -1
+    cdef int chunk_row(self, Build build, int at, int budget, double now) except -1
+    cdef object admission(self, int at)
+    cdef int admit(self, double now) except -2
+    cdef bint try_reserve(self, int at, double now) except -1
+    cdef int reserve(self, int at, int run, int device_run, int total, double now) except -1
+    cdef int begin(self, int at, double now) except -1
+    cdef int move_done(self, object event, double now) except -1
+    cdef int loaded(self, Transfer t, bint ok, double now) except -1
+    cdef Transfer keep(self, Req* r)
+    cdef int expire(self, double now) except -1
+    cdef object step_landed(self, int64_t step, object tokens, object failed, double now)

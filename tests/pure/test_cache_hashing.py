@@ -1,0 +1,92 @@
+"""Page keys: chained, keyed, salted; and the disk map's least-recently-used order."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tsd.cache.disk_map import DiskMap
+from tsd.cache.hashing import PageHasher
+
+IDS = st.lists(st.integers(0, 2**31 - 1), min_size=0, max_size=40)
+
+
+@pytest.mark.parametrize("page_size", [1, 2, 3, 4, 5, 7, 16])
+@given(tokens=IDS, at=st.integers(0, 39))
+def test_a_key_depends_on_every_token_up_to_its_page_and_on_none_after(
+    page_size: int, tokens: list[int], at: int
+) -> None:
+    hasher = PageHasher(page_size, b"secret")
+    ids = np.array(tokens, np.int32)
+    keys = hasher.chain(ids)
+    assert len(keys) == len(tokens) // page_size
+    assert all(len(key) == 16 for key in keys)
+    if at < len(tokens):
+        changed = ids.copy()
+        changed[at] ^= 1
+        for page, (one, other) in enumerate(zip(keys, hasher.chain(changed), strict=True)):
+            assert (one == other) == (page < at // page_size)
+
+
+def test_secret_namespace_and_salt_separate_the_same_tokens() -> None:
+    ids = np.arange(64, dtype=np.int32)
+    chains = [
+        PageHasher(16, b"a").chain(ids),
+        PageHasher(16, b"b").chain(ids),
+        PageHasher(16, b"a", b"weights 2").chain(ids),
+        PageHasher(16, b"a").chain(ids, b"tenant"),
+        PageHasher(16, b"a", b"w").chain(ids, b"eights"),
+        PageHasher(16, b"a", b"we").chain(ids, b"ights"),
+    ]
+    keys = [key for chain in chains for key in chain]
+    assert len(set(keys)) == len(keys)
+    assert PageHasher(16, b"a").chain(ids) == chains[0]
+    assert PageHasher(16).chain(ids) != PageHasher(16).chain(ids), "an empty secret must be random"
+
+
+def test_keys_spread_evenly_over_their_bits() -> None:
+    hasher = PageHasher(4, b"spread")
+    keys = [hasher.chain(np.array([i, 0, 0, 0], np.int32))[0] for i in range(4096)]
+    bits = np.unpackbits(np.frombuffer(b"".join(keys), np.uint8)).reshape(4096, 128).mean(0)
+    assert bits.min() > 0.45 and bits.max() < 0.55
+    assert len(set(keys)) == 4096
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 7)), max_size=60), st.integers(0, 4))
+def test_the_disk_map_keeps_to_its_capacity_and_never_drops_a_write_on_its_way(
+    moves: list[tuple[int, int]], capacity: int
+) -> None:
+    disk = DiskMap(capacity)
+    storing: set[bytes] = set()
+    for kind, number in moves:
+        key = bytes([number])
+        if kind == 0:
+            known = key in disk
+            evicted = disk.reserve(key)
+            if evicted is not None:
+                assert not known and not storing & set(evicted)
+                storing.add(key)
+        elif kind == 1 and storing:
+            done = storing.pop()
+            disk.stored(done, number % 2 == 0)
+            assert disk.readable(done) == (number % 2 == 0)
+        elif kind == 2:
+            disk.drop(key)
+            assert not disk.readable(key)
+        elif key in disk:
+            disk.touch(key)
+        assert len(disk) <= capacity
+        assert disk.storing == len(storing)
+        assert all(one in disk and not disk.readable(one) for one in storing)
+
+
+def test_the_disk_map_gives_up_the_coldest_key() -> None:
+    disk = DiskMap(2)
+    for name in (b"a", b"b"):
+        assert disk.reserve(name) == []
+        disk.stored(name, True)
+    disk.touch(b"a")
+    assert disk.reserve(b"c") == [b"b"]
+    assert disk.adopt([b"z"]) == 0
