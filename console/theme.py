@@ -5,7 +5,7 @@ Owns the chrome's colours; content takes its own from `palette.py`.
 
 from __future__ import annotations
 
-from textual.theme import Theme
+from textual.theme import BUILTIN_THEMES, Theme
 
 from tsd.console.flags import THEMES
 from tsd.console.palette import PALETTES, Palette
@@ -33,6 +33,8 @@ def make_theme(name: str) -> Theme:
     palette: Palette = PALETTES[name]
     ansi = name == "ansi"
     chrome = _CHROME[name]
+    # Textual's own style sheets name these in every ANSI theme.
+    inherited = BUILTIN_THEMES["ansi-dark"].variables if ansi else {}
     return Theme(
         name=name,
         primary=_colour(palette.accent, ansi),
@@ -45,9 +47,10 @@ def make_theme(name: str) -> Theme:
         background=chrome["background"],
         surface=chrome["surface"],
         panel=chrome["panel"],
+        boost="ansi_default" if ansi else None,
         dark=name != "day",
         ansi=ansi,
-        variables={"edge": chrome["edge"], "border-blurred": chrome["edge"]},
+        variables=inherited | {"edge": chrome["edge"], "border-blurred": chrome["edge"]},
     )
 
 

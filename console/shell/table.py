@@ -124,15 +124,18 @@ class Table(ScrollView, can_focus=True):
         self.refresh()
 
     def on_click(self, event: events.Click) -> None:
-        if event.y == 0:
+        spot = event.get_content_offset(self)
+        if spot is None:
+            return
+        if spot.y == 0:
             edge = 0
             for column, width in self._layout():
                 edge += width + 1
-                if event.x < edge:
+                if spot.x < edge:
                     self.post_message(SortAsked(column.key))
                     return
             return
-        place = event.y - 1 + self.scroll_offset.y
+        place = spot.y - 1 + self.scroll_offset.y
         if place < len(self.rows):
             self._go(place)
             if event.chain > 1:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
+import functools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -16,17 +18,28 @@ from tsd.console.tui import ConsoleApp
 SECONDS = 146
 
 
+@functools.lru_cache(maxsize=8)
+def past(seconds: int, options: tuple[tuple[str, Any], ...]) -> tuple[DemoFleet, Heard]:
+    """A fleet after `seconds`, and what it said meanwhile. Copy the fleet before it lives on."""
+    fleet, heard = DemoFleet(**dict(options)), Heard()
+    lived(fleet, seconds, heard)
+    return fleet, heard
+
+
 class FixedSource:
     """Gives a fleet's past at once, then says nothing until it is told to `step`."""
 
-    def __init__(self, fleet: DemoFleet, seconds: int = SECONDS) -> None:
-        self.fleet = fleet
+    def __init__(self, seconds: int, options: dict[str, Any]) -> None:
+        fleet, self.heard = past(seconds, tuple(options.items()))
+        self.fleet = copy.deepcopy(fleet)
         self.seconds = seconds
         self.sink: Sink | None = None
 
     async def run(self, sink: Sink) -> None:
         self.sink = sink
-        lived(self.fleet, self.seconds, sink)
+        sink.link_changed(self.heard.links[-1])
+        for snapshot in self.heard.snapshots:
+            sink.snapshot_arrived(snapshot, b"")
         await asyncio.Event().wait()
 
     def step(self, seconds: int = 1) -> None:
@@ -42,8 +55,8 @@ class Console:
     """An app on a fixed fleet, with a handle on everything around it."""
 
     def __init__(self, seconds: int = SECONDS, theme: str = "night", read_only: bool = False, **fleet: Any) -> None:
-        self.fleet = DemoFleet(**fleet)
-        self.source = FixedSource(self.fleet, seconds)
+        self.source = FixedSource(seconds, fleet)
+        self.fleet = self.source.fleet
         self.operator = DemoOperator(self.fleet, read_only)
         self.app = ConsoleApp(self.source, self.operator, url=URL, theme=theme, clock=lambda: self.fleet.now)
 
