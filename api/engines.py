@@ -27,6 +27,7 @@ from tsd.engine.protocol import (
     Reply,
     StepOutput,
     ToFront,
+    Vocabulary,
 )
 
 log = logging.getLogger("tsd.api.engines")
@@ -59,6 +60,7 @@ class EngineClient:
         self._next_id = 0
         self._names: dict[int, str] = {}
         self._serial = 0
+        self._knows_vocabulary = False
         self._replies: dict[int, asyncio.Future[Reply]] = {}
         self._loop = asyncio.get_running_loop()
 
@@ -102,6 +104,12 @@ class EngineClient:
         self.waiting += 1
         self.queued_tokens += len(sequence.prompt)
         self._channel.send(sequence.submit)
+
+    def tell_vocabulary(self, vocabulary: Vocabulary) -> None:
+        """Once a connection."""
+        if not self._knows_vocabulary and self._channel is not None:
+            self._knows_vocabulary = True
+            self._channel.send(vocabulary)
 
     def forget(self, sequence: Sequence, reason: str) -> bool:
         """Ends a sequence from our side: what the engine still says of it is dropped. False if it was not here."""

@@ -12,16 +12,19 @@ import time
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from aiohttp import web
 
 from tsd.api.auth import CALLER
 from tsd.api.errors import ApiError, ContextLength, InvalidRequest, NotFound, Unavailable
+from tsd.api.grammar_check import GrammarChecker
 from tsd.api.job import Job
 from tsd.api.metrics import Metrics
 from tsd.api.options import ServerOptions
 from tsd.api.output import Parser, ReasoningSplitter
 from tsd.api.params import ModelFacts, Params
+from tsd.api.parsers.registry import REASONING, TOOLS, Dialects, detect
 from tsd.api.routing import Fleet
 from tsd.api.sequence import Sequence
 from tsd.api.streaming import Outbox
@@ -29,7 +32,7 @@ from tsd.api.text.load import load_tokenizer
 from tsd.api.text.stops import StopMatcher
 from tsd.api.text.template import PLAIN_TEMPLATE, ChatPrompt, ChatTemplate
 from tsd.api.text.tokenizer import TextTooLong, Tokenizer
-from tsd.engine.protocol import Grammar, Submit
+from tsd.engine.protocol import Grammar, Submit, Vocabulary
 
 OFF_LOOP_CHARACTERS = 16_384
 """Longer texts are tokenized in a thread."""
@@ -41,6 +44,19 @@ class Text:
 
     tokenizer: Tokenizer
     chat: ChatPrompt
+    dialects: Dialects
+    reasoning_end: tuple[int, ...] = ()
+
+
+class TextPlan(NamedTuple):
+    """What is done with one request's output text."""
+
+    splitter: Callable[[], ReasoningSplitter] | None = None
+    parser: Callable[[], Parser] | None = None
+    parser_first: bool = False
+    markers: tuple[str, ...] = ()
+    """Special tokens that stay in the text, because a parser reads them."""
+    grammar: Grammar | None = None
 
 
 @dataclass
@@ -52,6 +68,9 @@ class Front:
     text: Text | None = None
     state: str = "starting"
     """starting, ready, draining, paused or failed."""
+    grammars: GrammarChecker | None = None
+    vocabulary: Vocabulary | None = None
+    """Set when the first constraint has come."""
     started_at: float = field(default_factory=time.time)
     jobs: dict[str, Job] = field(default_factory=dict)
     idle: asyncio.Event = field(default_factory=asyncio.Event)
@@ -158,13 +177,11 @@ class Front:
         *,
         prompt_logprobs: int = -1,
         continues: bool = False,
-        grammar: Grammar | None = None,
-        splitter: Callable[[], ReasoningSplitter] | None = None,
-        parser: Callable[[], Parser] | None = None,
+        plan: TextPlan | None = None,
     ) -> None:
         """Submits n sequences a prompt; choice numbers count through prompts. Raises before anything is sent, or
         aborts what was."""
-        facts, tokenizer = self.facts, self.loaded.tokenizer
+        facts, tokenizer, plan = self.facts, self.loaded.tokenizer, plan or TextPlan()
         salt = params.cache_salt
         if self.options.salt_per_key and job.owner:
             salt = hashlib.sha256(f"{job.owner}\0{salt or ''}".encode()).hexdigest()
@@ -193,7 +210,7 @@ class Front:
                         cache_salt=salt,
                         deadline_s=deadline,
                         prompt_logprobs=prompt_logprobs if choice == 0 else -1,
-                        grammar=grammar,
+                        grammar=plan.grammar,
                         client=params.user or job.owner[:12],
                     )
                     sequence = Sequence(
@@ -201,12 +218,15 @@ class Front:
                         number * params.n + choice,
                         prompt,
                         submit,
-                        tokenizer.stream(params.skip_special, continues),
+                        tokenizer.stream(params.skip_special, continues, plan.markers),
                         prompt_index=number,
                         stops=StopMatcher(params.stops, params.include_stop) if params.stops else None,
-                        splitter=splitter() if splitter else None,
-                        parser=parser() if parser else None,
+                        splitter=plan.splitter() if plan.splitter else None,
+                        parser=plan.parser() if plan.parser else None,
+                        parser_first=plan.parser_first,
                     )
+                    if plan.grammar is not None and self.vocabulary is not None:
+                        engine.tell_vocabulary(self.vocabulary)
                     engine.submit(sequence)
                     job.sequences.append(sequence)
                     job.open += 1
@@ -214,6 +234,20 @@ class Front:
             job.abort()
             self.release(job)
             raise
+
+    async def check_grammar(self, grammar: Grammar) -> None:
+        """Raises InvalidRequest for one that cannot be compiled within the limits."""
+        if not all((engine.ready and engine.ready.info.get("grammar")) for engine in self.fleet.engines):
+            raise InvalidRequest(
+                "constraints on the output are not supported by this engine",
+                param="response_format",
+                code="unsupported",
+            )
+        if self.grammars is None:
+            vocabulary = vocabulary_of(self.loaded.tokenizer, self.facts)
+            self.grammars = GrammarChecker(vocabulary, self.options.limits.grammar_seconds)
+            self.vocabulary = vocabulary
+        await self.grammars.check(grammar)
 
     def release(self, job: Job) -> None:
         """The job's handler is done with it."""
@@ -236,7 +270,22 @@ def load_text(options: ServerOptions) -> Text:
         with open(source, encoding="utf-8") as file:
             source = file.read()
     template = ChatTemplate(source or tokenizer.chat_template or PLAIN_TEMPLATE, tokenizer, options.limits)
-    return Text(tokenizer, ChatPrompt(tokenizer, template))
+    found = detect(template.source)
+    dialects = Dialects(options.reasoning_parser or found.reasoning, options.tool_call_parser or found.tools)
+    for name, known in ((dialects.reasoning, REASONING), (dialects.tools, TOOLS)):
+        if name and name not in known:
+            raise ValueError(f"there is no parser {name!r}; there are {', '.join(sorted(known))}")
+    dialect = REASONING.get(dialects.reasoning)
+    end = tuple(tokenizer.encode(dialect.end, False)) if dialect else ()
+    return Text(tokenizer, ChatPrompt(tokenizer, template), dialects, end)
+
+
+def vocabulary_of(tokenizer: Tokenizer, facts: ModelFacts) -> Vocabulary:
+    """For grammars: special tokens stand for nothing."""
+    special = tokenizer.vocabulary.special_ids
+    size = min(tokenizer.vocabulary.size, facts.vocab_size)
+    pieces = [b"" if token in special else tokenizer.token_bytes(token) for token in range(size)]
+    return Vocabulary(pieces, facts.eos_ids)
 
 
 FRONT: web.AppKey[Front] = web.AppKey("front", Front)

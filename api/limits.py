@@ -34,6 +34,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     tools: int = 128
     schema_bytes: int = 64 * 1024
     schema_depth: int = 32
+    grammar_depth: int = 200
+    """Brackets in a regular expression or EBNF grammar."""
     template_seconds: float = 1.0
     template_bytes: int = 4 * 1024 * 1024
     grammar_seconds: float = 5.0

@@ -51,6 +51,10 @@ class Parser(Protocol):
     def called(self) -> bool:
         """Whether a tool call came out."""
 
+    @property
+    def complete(self) -> bool:
+        """Nothing more is wanted: the sequence can stop."""
+
 
 class ReasoningSplitter(Protocol):
     """Splits text into reasoning and the rest. Pure, as `Parser` is."""

@@ -22,7 +22,10 @@ _NO_TOKENS: list[int] = []
 
 
 class Sequence:
-    """Belongs to a job; `index` is its choice number. Times are `time.monotonic()` (a uvloop's own clock has a millisecond's grain)."""
+    """Belongs to a job; `index` is its choice number.
+
+    Times are `time.monotonic()`: a uvloop's own clock has a millisecond's grain.
+    """
 
     __slots__ = (
         "arrived",
@@ -41,6 +44,7 @@ class Sequence:
         "last_token",
         "min_tokens",
         "parser",
+        "parser_first",
         "plain",
         "prompt",
         "prompt_index",
@@ -64,7 +68,9 @@ class Sequence:
         stops: StopMatcher | None = None,
         splitter: ReasoningSplitter | None = None,
         parser: Parser | None = None,
+        parser_first: bool = False,
     ) -> None:
+        """`parser_first`: the parser also separates reasoning, so that stop strings come after it."""
         self.job = job
         self.index = index
         self.prompt = prompt
@@ -75,6 +81,7 @@ class Sequence:
         self.stops = stops
         self.splitter = splitter
         self.parser = parser
+        self.parser_first = parser_first
         self.plain = stops is None and splitter is None and parser is None
         self.engine: EngineClient | None = None
         self.id = -1
@@ -120,7 +127,10 @@ class Sequence:
                 delta.tokens = tokens[: position + 1]
                 if logprobs is not None:
                     delta.logprobs = logprobs[: position + 1]
-                self._stopped(self.stops.matched, delta, finished)
+                self._stopped(Ending("stop", self.stops.matched), delta, finished)
+                return
+            if self.parser is not None and self.parser.complete:
+                self._stopped(Ending("stop"), delta, finished)
                 return
         if finished is None:
             self.job.sink.delta(self, delta)
@@ -135,25 +145,44 @@ class Sequence:
             piece = splitter.push(piece, delta)
         if not piece:
             return
+        if self.parser_first and self.parser is not None:
+            self._parse_first(piece, delta)
+            return
         if self.stops is not None and self.count > self.min_tokens:
             piece = self.stops.push(piece)
         self._answer(piece, delta)
 
+    def _parse_first(self, piece: str, delta: Delta) -> None:
+        assert self.parser is not None
+        parsed = Delta("", "", [])
+        self.parser.push(piece, parsed)
+        self._merge(parsed, delta)
+
+    def _merge(self, parsed: Delta, delta: Delta) -> None:
+        if parsed.reasoning:
+            self.reasoning_tokens += 1
+            delta.reasoning += parsed.reasoning
+        delta.calls += parsed.calls
+        content = parsed.content
+        if content and self.stops is not None and self.count > self.min_tokens:
+            content = self.stops.push(content)
+        delta.content += content
+
     def _answer(self, piece: str, delta: Delta) -> None:
         if not piece:
             return
-        if self.parser is None:
+        if self.parser is None or self.parser_first:
             delta.content += piece
         else:
             self.parser.push(piece, delta)
 
-    def _stopped(self, stop: str, delta: Delta, finished: Finished | None) -> None:
-        """A stop string matched: the sequence is over here, whatever the engine does next."""
-        if self.parser is not None:
+    def _stopped(self, ending: Ending, delta: Delta, finished: Finished | None) -> None:
+        """A stop string matched or the one call is there: it is over here, whatever the engine does next."""
+        if self.parser is not None and not self.parser_first:
             self.parser.finish(delta)
         if finished is None and self.engine is not None:
             self.engine.forget(self, "stop")
-        self._end(Ending("stop", stop), delta, finished)
+        self._end(ending, delta, finished)
 
     def _finish(self, finished: Finished, delta: Delta) -> None:
         self.cached_tokens = finished.cached_tokens
@@ -163,10 +192,16 @@ class Sequence:
         tail = self.detokenizer.finish()
         if self.splitter is not None:
             tail = self.splitter.push(tail, delta) + self.splitter.finish(delta)
+        if self.parser_first and self.parser is not None:
+            parsed = Delta("", "", [])
+            self.parser.push(tail, parsed)
+            self.parser.finish(parsed)
+            self._merge(parsed, delta)
+            tail = ""
         if self.stops is not None:
             tail = self.stops.push(tail) + self.stops.finish()
         self._answer(tail, delta)
-        if self.parser is not None:
+        if self.parser is not None and not self.parser_first:
             self.parser.finish(delta)
         stop = finished.stop_token if finished.stop_token >= 0 else None
         if self.stops is not None and self.stops.matched is not None:

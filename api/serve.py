@@ -117,6 +117,8 @@ class _Server:
             self.front.state = "stopped"
             self._closing = True
             await app[SNAPSHOTS].close()
+            if self.front.grammars is not None:
+                await self.front.grammars.close()
             await runner.cleanup()
             for client in self.front.fleet.engines:
                 client.close()

@@ -4,7 +4,7 @@ Every message is a tagged `msgspec.Struct` encoded as msgpack and framed by a 4-
 Unix stream socket. Arrays travel as raw little-endian bytes (`array('q').tobytes()`), never as lists of boxed
 integers. A front numbers its own requests: an id is unique per connection while the request lives.
 
-Front to engine: `Submit`, `Abort`, `Command`.
+Front to engine: `Submit`, `Abort`, `Command`, `Vocabulary`.
 Engine to front: `Progress`*, then `Ready`, then one `StepOutput` a step, `Reply` to each `Command`, `Heartbeat`
 when idle, and `Fatal` before the connection closes for a fault.
 """
@@ -42,6 +42,9 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
     """json_schema, json_object, regex, ebnf, choice or structural_tag."""
     text: str
     after_reasoning: bool = False
+    """The constraint begins only after `reasoning_end` was generated."""
+    reasoning_end: tuple[int, ...] = ()
+    """Token ids that end reasoning."""
 
 
 class Submit(msgspec.Struct, tag="submit"):
@@ -66,6 +69,14 @@ class Submit(msgspec.Struct, tag="submit"):
     """Shown to operators."""
 
 
+class Vocabulary(msgspec.Struct, tag="vocabulary"):
+    """What each token id stands for. Sent once, before the first request with a grammar: engines hold no text."""
+
+    pieces: list[bytes]
+    """Empty for special tokens: a grammar never allows them, except those that end the output."""
+    stop_token_ids: tuple[int, ...]
+
+
 class Abort(msgspec.Struct, tag="abort"):
     """Ends a request. `stop` is for the front's own stop strings: it is counted as a normal finish."""
 
@@ -81,7 +92,7 @@ class Command(msgspec.Struct, tag="command"):
     argument: str = ""
 
 
-ToEngine = Submit | Abort | Command
+ToEngine = Submit | Abort | Command | Vocabulary
 
 
 class Progress(msgspec.Struct, tag="progress"):

@@ -15,7 +15,7 @@ ARGUMENT_KEYS = ("arguments", "parameters")
 
 
 def json_string(feed: Feed) -> Reading[str | None]:
-    """Reads a string literal with its quotes; None (and nothing read beyond it) where there is none or it never ends."""
+    """Reads a string literal with its quotes; None where there is none, or where it never ends."""
     if (yield from peek(feed)) != '"':
         return None
     parts: list[str] = []

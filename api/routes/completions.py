@@ -9,13 +9,14 @@ from aiohttp import web
 
 from tsd.api.body import read_json
 from tsd.api.errors import InvalidRequest
-from tsd.api.front import Front, front_of
+from tsd.api.front import Front, TextPlan, front_of
 from tsd.api.job import Collector, Job
 from tsd.api.limits import Limits, check_count, check_range
 from tsd.api.logprobs import CompletionLogprobsBuilder
 from tsd.api.params import Params, check_ids, resolve, unsupported
 from tsd.api.respond import json_response, new_stream, stream_job, wait_for
 from tsd.api.sse import error_event
+from tsd.api.structured import output_grammar
 from tsd.api.wire.chat_stream import usage_of
 from tsd.api.wire.completion_stream import CompletionStream
 from tsd.api.wire.completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
@@ -31,8 +32,6 @@ async def completions(request: web.Request) -> web.StreamResponse:
     model = front.check_model(body.model)
     if body.suffix:
         raise unsupported("suffix")
-    if body.response_format is not None and body.response_format.type != "text":
-        raise unsupported("response_format")
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options needs stream: true", param="stream_options")
     check_range("logprobs", body.logprobs, 0, limits.top_logprobs, integer=True)
@@ -52,10 +51,14 @@ async def completions(request: web.Request) -> web.StreamResponse:
     echoes = None
     if body.echo:
         echoes = [source if isinstance(source, str) else tokenizer.decode(source, False) for source in sources]
+    grammar = output_grammar(body, body.response_format, limits)
+    if grammar is not None:
+        await front.check_grammar(grammar)
+    plan = TextPlan(grammar=grammar)
     job = front.new_job("cmpl-", request)
     prompt_logprobs = logprobs if body.echo else -1
     if not body.stream:
-        front.launch(job, prompts, params, prompt_logprobs=prompt_logprobs, continues=True)
+        front.launch(job, prompts, params, prompt_logprobs=prompt_logprobs, continues=True, plan=plan)
         await wait_for(front, job)
         answer = _completion(front, job, body, params, model, echoes, silent)
         return json_response(answer, headers={"X-Request-Id": job.public_id})
@@ -74,7 +77,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
         silent=silent,
     )
     job.sink = sink
-    front.launch(job, prompts, params, prompt_logprobs=prompt_logprobs, continues=True)
+    front.launch(job, prompts, params, prompt_logprobs=prompt_logprobs, continues=True, plan=plan)
     return await stream_job(front, request, job, events, last=sink.last, failure=error_event)
 
 

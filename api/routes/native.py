@@ -11,15 +11,16 @@ from tsd.api.auth import CALLER
 from tsd.api.body import read_json
 from tsd.api.conversation import size_of, to_template, tools_for_template
 from tsd.api.errors import InvalidRequest, NotFound
-from tsd.api.front import Front, front_of
+from tsd.api.front import Front, TextPlan, front_of
 from tsd.api.job import Collected, Collector, Job
 from tsd.api.logprobs import finite
 from tsd.api.output import Delta, Ending
-from tsd.api.params import Params, check_ids, resolve, unsupported
+from tsd.api.params import Params, check_ids, resolve
 from tsd.api.respond import json_response, new_stream, stream_job, wait_for
 from tsd.api.sequence import Sequence
 from tsd.api.sse import DONE, error_event, event
 from tsd.api.streaming import EventStream
+from tsd.api.structured import output_grammar
 from tsd.api.text.tokenizer import Tokenizer
 from tsd.api.wire.native import (
     AbortRequest,
@@ -33,6 +34,7 @@ from tsd.api.wire.native import (
     TokenizeRequest,
 )
 from tsd.api.wire.sampling import SamplingFields
+from tsd.engine.protocol import Grammar
 
 DEFAULT_MAX_TOKENS = 128
 
@@ -50,16 +52,17 @@ async def generate(request: web.Request) -> web.StreamResponse:
     else:
         assert body.text is not None
         prompt = await front.encode(body.text, name="text")
+    plan = TextPlan(grammar=await _grammar(front, body))
     job = front.new_job("gen-", request)
     if not body.stream:
-        front.launch(job, [prompt], params, continues=True)
+        front.launch(job, [prompt], params, continues=True, plan=plan)
         await wait_for(front, job)
         assert isinstance(job.sink, Collector)
         found = [_generated(s, job.sink.of(s.index), body) for s in job.sequences]
         return json_response(found[0] if params.n == 1 else found, headers={"X-Request-Id": job.public_id})
     events = new_stream(front, job)
     job.sink = _GenerateStream(events, front.loaded.tokenizer, body)
-    front.launch(job, [prompt], params, continues=True)
+    front.launch(job, [prompt], params, continues=True, plan=plan)
     return await stream_job(front, request, job, events, last=lambda: DONE, failure=error_event)
 
 
@@ -97,11 +100,17 @@ def _generated(sequence: Sequence, got: Collected, body: GenerateRequest) -> Gen
     return Generated(got.text, got.tokens, meta, sequence.index)
 
 
+async def _grammar(front: Front, body: GenerateRequest) -> Grammar | None:
+    given = body.sampling_params or NativeSampling()
+    fields = SamplingFields(guided_json=given.json_schema, guided_regex=given.regex, guided_grammar=given.ebnf)
+    grammar = output_grammar(fields, None, front.options.limits)
+    if grammar is not None:
+        await front.check_grammar(grammar)
+    return grammar
+
+
 def _params(front: Front, body: GenerateRequest) -> Params:
     given = body.sampling_params or NativeSampling()
-    for name in ("json_schema", "regex", "ebnf"):
-        if getattr(given, name) is not None:
-            raise unsupported(f"sampling_params.{name}")
     fields = SamplingFields(
         n=given.n,
         seed=given.seed if given.seed is not None else given.sampling_seed,

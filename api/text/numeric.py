@@ -48,5 +48,5 @@ class NumericTokenizer:
     def token_bytes(self, token: int) -> bytes:
         return b" %d" % token
 
-    def stream(self, skip_special: bool = True, continues: bool = False) -> Detokenizer:
+    def stream(self, skip_special: bool = True, continues: bool = False, keep: tuple[str, ...] = ()) -> Detokenizer:
         return ByteDetokenizer(self._table)

@@ -67,7 +67,8 @@ class Tokenizer(Protocol):
 
     def decode(self, ids: list[int] | array[int], skip_special: bool = True) -> str: ...
     def token_bytes(self, token: int) -> bytes: ...
-    def stream(self, skip_special: bool = True, continues: bool = False) -> Detokenizer: ...
+    def stream(self, skip_special: bool = True, continues: bool = False, keep: tuple[str, ...] = ()) -> Detokenizer:
+        """`keep`: special tokens that stay in the text all the same."""
 
 
 class _DecoderPart(msgspec.Struct):
@@ -124,6 +125,7 @@ class FastTokenizer:
         self._backend = backend
         self._plain: tokenizers.Tokenizer | None = None
         self._lock = threading.Lock()
+        self._kept: dict[tuple[str, ...], ByteTable] = {}
         self.chat_template = chat_template
         self.bos_token = bos_token
         self.eos_token = eos_token
@@ -194,11 +196,20 @@ class FastTokenizer:
             return self._keep.pieces[token] if 0 <= token < len(self._keep.pieces) else b""
         return (self._backend.id_to_token(token) or "").encode()
 
-    def stream(self, skip_special: bool = True, continues: bool = False) -> Detokenizer:
+    def stream(self, skip_special: bool = True, continues: bool = False, keep: tuple[str, ...] = ()) -> Detokenizer:
+        specials = self.vocabulary.specials
+        kept = tuple(text for text in keep if text in specials) if skip_special else ()
         table = self._skip if skip_special else self._keep
-        if table is not None:
-            return ByteDetokenizer(table, continues)
-        return WindowDetokenizer(lambda ids: self._decode_window(ids, skip_special))
+        if table is None or self._keep is None:
+            return WindowDetokenizer(lambda ids: self._decode_window(ids, skip_special and not kept))
+        if kept:
+            table = self._kept.get(kept)
+            if table is None:
+                wanted = {specials[text] for text in kept}
+                dropped = self.vocabulary.special_ids - wanted
+                pieces = [b"" if token in dropped else piece for token, piece in enumerate(self._keep.pieces)]
+                table = self._kept[kept] = ByteTable(pieces, self._keep.strip_first_space)
+        return ByteDetokenizer(table, continues)
 
     def _decode_window(self, ids: list[int], skip_special: bool) -> str:
         text: Any = self._backend.decode(ids, skip_special_tokens=skip_special)

@@ -83,7 +83,7 @@ class FakeEngine:
     def ready(self) -> Ready:
         return Ready(
             0, "fake", "FakeForCausalLM", self.vocab_size, self.max_model_len, 16, 100, 64, 1600, "cpu", "float32",
-            0.1, {"weights": 0.1}, self.eos,
+            0.1, {"weights": 0.1}, self.eos, {"grammar": "scripted"},
         )  # fmt: skip
 
     def _on_open(self, channel: transport.Channel[Any]) -> None:

@@ -1,0 +1,116 @@
+"""Tries each new grammar in a process of its own, within a time and a memory, before an engine sees it.
+
+Knows no xgrammar: the worker does. What was found good is remembered (a bounded table of digests), so that the
+usual request, which repeats a schema, costs nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import struct
+import sys
+from collections import OrderedDict
+
+import msgspec
+
+from tsd.api.errors import InvalidRequest, Unavailable
+from tsd.engine.protocol import Grammar, Vocabulary
+
+log = logging.getLogger("tsd.api.grammar")
+
+REMEMBERED = 4096
+START_S = 60.0
+WAITING = 64
+"""Requests that may wait for the worker."""
+
+
+class GrammarChecker:
+    """One worker, started when the first constraint comes."""
+
+    def __init__(self, vocabulary: Vocabulary, seconds: float) -> None:
+        self._vocabulary = vocabulary
+        self._seconds = seconds
+        self._process: asyncio.subprocess.Process | None = None
+        self._lock = asyncio.Lock()
+        self._waiting = 0
+        self._known: OrderedDict[bytes, str] = OrderedDict()
+        """Digest → what is wrong with it, or empty."""
+
+    async def check(self, grammar: Grammar) -> None:
+        """Raises InvalidRequest for a grammar that does not compile in time, Unavailable when too many wait."""
+        key = hashlib.blake2b(f"{grammar.kind}\0{grammar.text}".encode(), digest_size=16).digest()
+        fault = self._known.get(key)
+        if fault is None:
+            if self._waiting >= WAITING:
+                raise Unavailable("too many new constraints are being compiled", retry_after=1)
+            self._waiting += 1
+            try:
+                async with self._lock:
+                    fault = self._known.get(key)
+                    if fault is None:
+                        fault = await self._try(grammar)
+                        self._known[key] = fault
+            finally:
+                self._waiting -= 1
+        self._known.move_to_end(key)
+        while len(self._known) > REMEMBERED:
+            self._known.popitem(last=False)
+        if fault:
+            raise InvalidRequest(fault, param="response_format", code="invalid_grammar")
+
+    async def close(self) -> None:
+        process, self._process = self._process, None
+        if process is not None and process.returncode is None:
+            process.kill()
+            await process.wait()
+
+    async def _try(self, grammar: Grammar) -> str:
+        process = await self._worker()
+        try:
+            async with asyncio.timeout(self._seconds):
+                answer = await self._ask(process, (grammar.kind, grammar.text))
+        except TimeoutError:
+            await self.close()
+            return f"the {grammar.kind} takes over {self._seconds:g} s to compile"
+        except (EOFError, ConnectionError):
+            code = await process.wait()
+            self._process = None
+            log.warning("the grammar worker ended (%s) while it compiled a %s", code, grammar.kind)
+            return f"the {grammar.kind} cannot be compiled"
+        except BaseException:
+            # Cancelled half way: its answer would be taken for the next one's.
+            await self.close()
+            raise
+        return "" if answer[0] else answer[1]
+
+    async def _worker(self) -> asyncio.subprocess.Process:
+        process = self._process
+        if process is not None and process.returncode is None:
+            return process
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "tsd.api.grammar_worker",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        self._process = process
+        try:
+            async with asyncio.timeout(START_S):
+                await self._ask(process, self._vocabulary)
+        except (TimeoutError, EOFError, ConnectionError) as error:
+            await self.close()
+            raise Unavailable("constraints on the output cannot be checked: the worker does not start") from error
+        return process
+
+    async def _ask(self, process: asyncio.subprocess.Process, value: object) -> tuple[bool, str]:
+        assert process.stdin is not None and process.stdout is not None
+        request = msgspec.msgpack.encode(value)
+        process.stdin.write(struct.pack("<I", len(request)) + request)
+        await process.stdin.drain()
+        head = await process.stdout.readexactly(4)
+        data = await process.stdout.readexactly(struct.unpack("<I", head)[0])
+        return msgspec.msgpack.decode(data, type=tuple[bool, str])

@@ -1,0 +1,146 @@
+"""What a chat request says of tools → what the template, the parser and the grammar need. Knows no dialect's text."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, NamedTuple
+
+from tsd.api.conversation import tools_for_template
+from tsd.api.errors import InvalidRequest
+from tsd.api.limits import Limits, check_count, check_schema
+from tsd.api.params import unsupported
+from tsd.api.parsers.output import ToolSet
+from tsd.api.wire.chat import NamedToolChoice, Tool
+from tsd.engine.protocol import Grammar
+
+_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
+
+
+class ToolPlan(NamedTuple):
+    template: list[dict[str, Any]] | None = None
+    """For the chat template."""
+    tools: ToolSet | None = None
+    """Set when calls are to be parsed."""
+    forced: Grammar | None = None
+    """A call must come, as the list of `{"name", "parameters"}` objects that this allows."""
+
+
+def plan_tools(
+    tools: list[Tool] | None, choice: str | NamedToolChoice | None, parallel: bool | None, limits: Limits
+) -> ToolPlan:
+    """Raises InvalidRequest naming what is wrong."""
+    functions = check_tools(tools, limits)
+    named = choice.function.name if isinstance(choice, NamedToolChoice) else None
+    if isinstance(choice, str) and choice not in ("none", "auto", "required"):
+        raise InvalidRequest("tool_choice must be none, auto, required or name a function", param="tool_choice")
+    if named is not None and named not in functions:
+        raise InvalidRequest(f"tool_choice names {named[:100]!r}, which is not in tools", param="tool_choice")
+    if choice == "required" and not functions:
+        raise InvalidRequest("tool_choice is required, but there are no tools", param="tool_choice")
+    if not functions or choice == "none":
+        return ToolPlan()
+    single = parallel is False
+    template = tools_for_template(tools)
+    if named is not None or choice == "required":
+        wanted = functions if named is None else {named: functions[named]}
+        only_one = single or named is not None
+        return ToolPlan(template, ToolSet(functions, only_one), forced_calls(wanted, only_one))
+    return ToolPlan(template, ToolSet(functions, single))
+
+
+def check_tools(tools: list[Tool] | None, limits: Limits) -> dict[str, dict[str, Any]]:
+    """Name → schema of its parameters."""
+    check_count("tools", len(tools or ()), limits.tools)
+    found: dict[str, dict[str, Any]] = {}
+    for index, tool in enumerate(tools or ()):
+        where = f"tools[{index}]"
+        if tool.type != "function":
+            raise unsupported(f"{where}.type", f"{tool.type[:40]!r} is not supported; function is")
+        if tool.function is None:
+            raise InvalidRequest(f"{where}.function is missing", param=f"{where}.function")
+        name = tool.function.name
+        if not _NAME.fullmatch(name):
+            raise InvalidRequest(
+                f"{where}.function.name must be 1 to 128 letters, digits or _.:/-", param=f"{where}.function.name"
+            )
+        if name in found:
+            raise InvalidRequest(f"{where}.function.name {name!r} is given twice", param=f"{where}.function.name")
+        found[name] = tool.function.parameters or {"type": "object", "properties": {}}
+        check_schema(f"{where}.function.parameters", found[name], limits)
+    return found
+
+
+def forced_calls(functions: dict[str, dict[str, Any]], only_one: bool) -> Grammar:
+    """A JSON list of at least one call."""
+    definitions: dict[str, Any] = {}
+    options = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": name}, "parameters": lift(schema, f"t{number}_", definitions)},
+            "required": ["name", "parameters"],
+            "additionalProperties": False,
+        }
+        for number, (name, schema) in enumerate(functions.items())
+    ]
+    schema: dict[str, Any] = {
+        "type": "array",
+        "minItems": 1,
+        "items": options[0] if len(options) == 1 else {"anyOf": options},
+    }
+    if only_one:
+        schema["maxItems"] = 1
+    if definitions:
+        schema["$defs"] = definitions
+    return Grammar("json_schema", json.dumps(schema, ensure_ascii=False))
+
+
+def lift(schema: dict[str, Any], prefix: str, definitions: dict[str, Any]) -> dict[str, Any]:
+    """Moves a schema's own definitions to the root of another, under prefixed names, and follows its references."""
+
+    def rename(value: Any) -> Any:
+        if isinstance(value, dict):
+            changed = {key: rename(item) for key, item in value.items()}
+            reference = changed.get("$ref")
+            if isinstance(reference, str):
+                for root in ("#/$defs/", "#/definitions/"):
+                    if reference.startswith(root):
+                        changed["$ref"] = "#/$defs/" + prefix + reference.removeprefix(root)
+            return changed
+        return [rename(item) for item in value] if isinstance(value, list) else value
+
+    body = rename(schema)
+    for key in ("$defs", "definitions"):
+        for name, definition in (body.pop(key, None) or {}).items():
+            definitions[prefix + name] = definition
+    return body
+
+
+TOOL_PROMPT = """You may call functions to help with the user's request. These JSON objects describe them:
+{tools}
+To call one, write a JSON object with its name and arguments inside <tool_call></tool_call> tags:
+<tool_call>
+{{"name": <function name>, "arguments": <arguments object>}}
+</tool_call>"""
+
+
+def describe_tools(messages: list[dict[str, Any]], template: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For a chat template that knows no tools: they are described in the system message, in the hermes dialect,
+    and calls and results of the history are written out as text."""
+    text = TOOL_PROMPT.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in template))
+    plain = [_as_text(message) for message in messages]
+    if plain and plain[0]["role"] == "system":
+        return [{**plain[0], "content": f"{plain[0]['content']}\n\n{text}"}, *plain[1:]]
+    return [{"role": "system", "content": text}, *plain]
+
+
+def _as_text(message: dict[str, Any]) -> dict[str, Any]:
+    if message["role"] in ("tool", "function"):
+        return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
+    if not message.get("tool_calls"):
+        return message
+    calls = [
+        f"<tool_call>\n{json.dumps(call['function'], ensure_ascii=False)}\n</tool_call>"
+        for call in message["tool_calls"]
+    ]
+    return {"role": message["role"], "content": "\n".join(filter(None, [message["content"], *calls]))}

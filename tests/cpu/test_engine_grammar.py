@@ -1,0 +1,151 @@
+"""Grammars and their rows: whatever is sampled under the mask is in the language, and history alone rebuilds a row."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+
+from tsd.engine.grammar import GrammarBackend, GrammarError, GrammarRow
+from tsd.engine.protocol import Grammar, Vocabulary
+
+END = 256
+WORDS = [b'{"', b'":', b"true", b"null", b"ab", b"}}", b"12", b', "']
+VOCABULARY = Vocabulary([*(bytes([value]) for value in range(256)), b"", *WORDS], (END,))
+SIZE = 300
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "age": {"type": "integer"},
+        "code": {"type": "string", "pattern": "^a.[^b]*$"},
+        "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 3},
+        "next": {"anyOf": [{"type": "null"}, {"type": "object", "properties": {"x": {"type": "boolean"}}}]},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+def is_json(text: str) -> bool:
+    return isinstance(json.loads(text), dict)
+
+
+def fits_schema(text: str) -> bool:
+    jsonschema.validate(json.loads(text), SCHEMA)
+    return True
+
+
+CASES: list[tuple[Grammar, Callable[[str], Any]]] = [
+    (Grammar("json_schema", json.dumps(SCHEMA)), fits_schema),
+    (Grammar("json_object", ""), is_json),
+    (Grammar("regex", "[a-f]{2,6}-(x|yy)+"), re.compile("[a-f]{2,6}-(x|yy)+").fullmatch),
+    (Grammar("ebnf", 'root ::= "<" item ">"\nitem ::= [0-9] | item [0-9]'), re.compile("<[0-9]+>").fullmatch),
+    (Grammar("choice", json.dumps(['a "b"', "ü\n", "a\\c"])), lambda text: text in ('a "b"', "ü\n", "a\\c")),
+]
+
+
+@pytest.fixture(scope="module")
+def backend() -> GrammarBackend:
+    return GrammarBackend(VOCABULARY, SIZE)
+
+
+def allowed(backend: GrammarBackend, row: GrammarRow) -> list[int]:
+    mask = backend.bitmask(2)
+    mask.fill_(-1)
+    row.fill(mask, 1)
+    bits = (mask[1].view(torch.int32).unsqueeze(1) >> torch.arange(32)) & 1
+    return [int(token) for token in bits.flatten()[:SIZE].nonzero().flatten()]
+
+
+def sample(backend: GrammarBackend, row: GrammarRow, chooser: random.Random, most: int = 400) -> list[int]:
+    """A random member of the language, hurried towards its end."""
+    tokens: list[int] = []
+    while len(tokens) < most:
+        choices = allowed(backend, row)
+        if END in choices and (len(tokens) > 30 or chooser.random() < 0.3):
+            token = END
+        else:
+            closing = [token for token in choices if chr(token if token < 256 else 0) in '"}],>-'] or choices
+            ascii_only = [token for token in choices if token < 128] or choices
+            token = chooser.choice(closing if len(tokens) > 30 else ascii_only)
+        assert row.accept(token)
+        tokens.append(token)
+        if token == END:
+            break
+    return tokens
+
+
+def text_of(tokens: list[int]) -> str:
+    return b"".join(VOCABULARY.pieces[token] for token in tokens).decode()
+
+
+@pytest.mark.parametrize(("grammar", "fits"), CASES, ids=[case[0].kind for case in CASES])
+def test_what_is_sampled_is_in_the_language(
+    backend: GrammarBackend, grammar: Grammar, fits: Callable[[str], Any]
+) -> None:
+    done = 0
+    for seed in range(20):
+        row = backend.row(grammar)
+        tokens = sample(backend, row, random.Random(seed))
+        if tokens[-1] == END:
+            done += 1
+            assert row.finished and fits(text_of(tokens))
+    assert done >= 10
+
+
+def test_a_row_is_its_history(backend: GrammarBackend) -> None:
+    grammar = CASES[0][0]
+    tokens = sample(backend, backend.row(grammar), random.Random(3))
+    row = backend.row(grammar)
+    for position, token in enumerate(tokens[:-1]):
+        assert allowed(backend, backend.row(grammar, tokens[:position])) == allowed(backend, row)
+        row.accept(token)
+    after = allowed(backend, row)
+    row.rollback(4)
+    row.replay(tokens[-5:-1])
+    assert allowed(backend, row) == after
+
+
+def test_constraint_begins_after_reasoning(backend: GrammarBackend) -> None:
+    grammar = Grammar("regex", "[0-9]+", True, (ord("<"), ord(">")))
+    row = backend.row(grammar)
+    assert len(allowed(backend, row)) == SIZE and not row.constrained
+    for token in b"think <x <":
+        assert row.accept(token)
+    assert not row.constrained
+    row.accept(ord(">"))
+    assert row.constrained and set(allowed(backend, row)) == set(b"0123456789") | {256 + 1 + WORDS.index(b"12")}
+
+
+def test_a_token_against_the_mask_breaks_the_row_only(backend: GrammarBackend) -> None:
+    row = backend.row(Grammar("regex", "a"))
+    assert not row.accept(ord("b")) and row.broken and not row.accept(ord("a"))
+
+
+def test_special_tokens_are_never_allowed(backend: GrammarBackend) -> None:
+    row = backend.row(Grammar("regex", ".*"))
+    assert set(range(len(VOCABULARY.pieces), SIZE)).isdisjoint(allowed(backend, row))
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar("json_schema", '{"type": "strin"}'),
+        Grammar("json_schema", "{"),
+        Grammar("regex", "["),
+        Grammar("ebnf", "root ::= nothing"),
+        Grammar("structural_tag", "{}"),
+        Grammar("poem", "x"),
+    ],
+)
+def test_bad_grammars_are_our_errors(backend: GrammarBackend, grammar: Grammar) -> None:
+    with pytest.raises(GrammarError) as caught:
+        backend.compile(grammar)
+    assert "/" not in str(caught.value)
