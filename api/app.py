@@ -11,9 +11,10 @@ from tsd.api.auth import Keys, cors_headers
 from tsd.api.errors import ApiError, HeadersTooLarge, InvalidRequest, MethodNotAllowed, NotFound, TooLarge
 from tsd.api.front import FRONT, Front
 from tsd.api.respond import json_response
-from tsd.api.routes import admin, chat, completions, native, probes
+from tsd.api.routes import admin, chat, completions, messages, native, probes
 from tsd.api.snapshots import Snapshots
 from tsd.api.sse import error_body
+from tsd.api.wire.messages import messages_error
 
 log = logging.getLogger("tsd.api")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -21,6 +22,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/v1/chat/completions", chat.chat_completions),
     ("POST", "/v1/completions", completions.completions),
+    ("POST", "/v1/messages", messages.messages),
+    ("POST", "/v1/messages/count_tokens", messages.count_tokens),
     ("GET", "/v1/models", probes.models),
     ("GET", "/v1/models/{model:.+}", probes.model),
     ("GET", "/health", probes.health),
@@ -55,14 +58,14 @@ def make_app(front: Front) -> web.Application:
         try:
             response = await _answer(front, keys, request, handler)
         except ApiError as error:
-            response = error_response(error)
+            response = error_response(error, request.path)
         except web.HTTPException as error:
-            response = error_response(_of_http(error))
+            response = error_response(_of_http(error), request.path)
         except ConnectionResetError:
             raise
         except Exception:
             log.exception("%s %s failed", request.method, name)
-            response = error_response(ApiError("the server failed to answer; its log says why"))
+            response = error_response(ApiError("the server failed to answer; its log says why"), request.path)
         front.metrics.http[name, response.status] += 1
         return response
 
@@ -90,11 +93,13 @@ async def _answer(front: Front, keys: Keys, request: web.Request, handler: Handl
     return await handler(request)
 
 
-def error_response(error: ApiError) -> web.Response:
+def error_response(error: ApiError, path: str) -> web.Response:
+    """In the dialect of the route."""
     headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    return json_response(error_body(error), error.status, headers)
+    body = messages_error(error) if path.startswith("/v1/messages") else error_body(error)
+    return json_response(body, error.status, headers)
 
 
 def _of_http(error: web.HTTPException) -> ApiError:

@@ -49,22 +49,27 @@ async def stream_job(
     job: Job,
     events: EventStream,
     *,
+    first: Callable[[], bytes] | None = None,
     last: Callable[[], bytes],
     failure: Callable[[ApiError], bytes],
 ) -> web.StreamResponse:
-    """Headers go out when the engine has taken the request. `last` ends a good stream, `failure` a broken one."""
+    """Headers go out when the engine has taken the request, before what `first` gives. `last` ends a good stream,
+    `failure` a broken one."""
     front.metrics.streams_open += 1
     try:
         await asyncio.wait([job.started], timeout=START_WAIT_S)
         if job.error is not None:
             raise job.error
+        if first is not None:
+            events.put_first(first())
         await events.open(request, {"X-Request-Id": job.public_id})
         while not job.done.done():
             sent = events.sent
             await asyncio.wait([job.done], timeout=front.options.ping_s)
             if events.sent == sent and not job.done.done():
                 events.ping()
-        events.send(last() if job.error is None else failure(job.error))
+        end = last() if job.error is None else failure(job.error)  # `last` may send something itself
+        events.send(end)
         return await events.close()
     finally:
         front.metrics.streams_open -= 1

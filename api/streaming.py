@@ -72,6 +72,12 @@ class EventStream:
             self._is_dirty = True
             self._outbox.dirty.append(self)
 
+    def put_first(self, data: bytes) -> None:
+        """Before anything that was sent; only until `open`."""
+        assert not self._open
+        self._buffer.insert(0, data)
+        self._size += len(data)
+
     async def open(self, request: web.Request, headers: dict[str, str]) -> None:
         """Sends the headers and what there is."""
         response = web.StreamResponse(

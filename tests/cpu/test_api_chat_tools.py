@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from support.byte_model import CHATML, saying, write_model
-from support.front_server import Server, run_async, serving
+from support.byte_model import CHATML, model_that_says
+from support.front_server import run_async
 
 from tsd.api.errors import InvalidRequest
 from tsd.api.grammar_check import GrammarChecker
@@ -35,16 +33,6 @@ CALLS = (
     'Let me look.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris ☀"}}\n</tool_call>\n'
     '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 )
-
-
-@asynccontextmanager
-async def model_that_says(
-    folder: Path, text: str, template: str = CHATML, tokens_per_step: int = 1, **options: Any
-) -> AsyncIterator[Server]:
-    path = write_model(folder, template)
-    engine = {"vocab_size": 300, "max_model_len": 8192, "eos": (257,), "script": saying(text)}
-    async with serving(model=path, options=options, tokens_per_step=tokens_per_step, **engine) as server:
-        yield server
 
 
 def joined(events: list[Any]) -> dict[str, Any]:

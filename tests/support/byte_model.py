@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import tokenizers
+from support.front_server import Server, serving
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from tsd.api.text.tokenizer import byte_level_piece
@@ -56,3 +59,20 @@ def encode(text: str) -> list[int]:
 def saying(text: str) -> Callable[[Submit, array], list[int]]:
     """A script: the model says `text` and ends."""
     return lambda submit, prompt: [*encode(text), END]
+
+
+@asynccontextmanager
+async def model_that_says(
+    folder: Path,
+    text: str,
+    template: str = CHATML,
+    tokens_per_step: int = 1,
+    options_keys: tuple[str, ...] = (),
+    **options: Any,
+) -> AsyncIterator[Server]:
+    """A front over a fake engine that answers every request with `text`; `options` are the server's."""
+    path = write_model(folder, template)
+    engine: dict[str, Any] = {"vocab_size": 300, "max_model_len": 8192, "eos": (END,), "script": saying(text)}
+    settings = {"api_keys": options_keys, **options}
+    async with serving(model=path, options=settings, tokens_per_step=tokens_per_step, **engine) as server:
+        yield server
