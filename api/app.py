@@ -11,7 +11,7 @@ from tsd.api.auth import Keys, cors_headers
 from tsd.api.errors import ApiError, HeadersTooLarge, InvalidRequest, MethodNotAllowed, NotFound, TooLarge
 from tsd.api.front import FRONT, Front
 from tsd.api.respond import json_response
-from tsd.api.routes import admin, chat, completions, messages, native, probes
+from tsd.api.routes import admin, chat, completions, messages, native, probes, responses
 from tsd.api.snapshots import Snapshots
 from tsd.api.sse import error_body
 from tsd.api.wire.messages import messages_error
@@ -22,6 +22,11 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/v1/chat/completions", chat.chat_completions),
     ("POST", "/v1/completions", completions.completions),
+    ("POST", "/v1/responses", responses.create),
+    ("GET", "/v1/responses/{id}", responses.get),
+    ("DELETE", "/v1/responses/{id}", responses.delete),
+    ("POST", "/v1/responses/{id}/cancel", responses.cancel),
+    ("GET", "/v1/responses/{id}/input_items", responses.input_items),
     ("POST", "/v1/messages", messages.messages),
     ("POST", "/v1/messages/count_tokens", messages.count_tokens),
     ("GET", "/v1/models", probes.models),

@@ -25,6 +25,7 @@ from tsd.api.options import ServerOptions
 from tsd.api.output import Parser, ReasoningSplitter
 from tsd.api.params import ModelFacts, Params
 from tsd.api.parsers.registry import REASONING, TOOLS, Dialects, detect
+from tsd.api.response_store import ResponseStore
 from tsd.api.routing import Fleet
 from tsd.api.sequence import Sequence
 from tsd.api.streaming import Outbox
@@ -73,6 +74,7 @@ class Front:
     """Set when the first constraint has come."""
     started_at: float = field(default_factory=time.time)
     jobs: dict[str, Job] = field(default_factory=dict)
+    responses: ResponseStore = field(default_factory=ResponseStore)
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while no job runs."""
 

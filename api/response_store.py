@@ -1,0 +1,52 @@
+"""Finished responses, kept in memory for `previous_response_id` and `GET`: bounded in number and in bytes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+from tsd.api.errors import NotFound
+from tsd.api.wire.chat import ChatMessage
+
+MAX_RESPONSES = 2048
+MAX_BYTES = 128 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Stored:
+    owner: str
+    body: bytes
+    """The response object as JSON."""
+    input_items: list[dict[str, Any]]
+    conversation: list[ChatMessage]
+    """Everything said up to and with this response, without instructions."""
+    size: int
+
+
+class ResponseStore:
+    """Oldest first out. Only its owner sees a response."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str, Stored] = OrderedDict()
+        self._bytes = 0
+
+    def put(self, name: str, stored: Stored) -> None:
+        if stored.size > MAX_BYTES:
+            return
+        self._kept[name] = stored
+        self._bytes += stored.size
+        while len(self._kept) > MAX_RESPONSES or self._bytes > MAX_BYTES:
+            _, old = self._kept.popitem(last=False)
+            self._bytes -= old.size
+
+    def get(self, name: str, owner: str, param: str = "response_id") -> Stored:
+        """Raises NotFound for one that is not kept, or another's."""
+        stored = self._kept.get(name)
+        if stored is None or stored.owner != owner:
+            raise NotFound("there is no such response", param=param, code="response_not_found")
+        return stored
+
+    def delete(self, name: str, owner: str) -> None:
+        self._bytes -= self.get(name, owner).size
+        del self._kept[name]

@@ -1,0 +1,162 @@
+"""Builds a response's output items as they grow and, for a stream, tells each change in the dialect's full order.
+
+created, in_progress, then for each item: output_item.added, [content_part.added,] its deltas, its done,
+[content_part.done,] output_item.done; at the end completed, incomplete or failed.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from tsd.api.errors import ApiError
+from tsd.api.job import Job
+from tsd.api.output import CallDelta, Delta, Ending
+from tsd.api.sequence import Sequence
+from tsd.api.sse import encode, named_event
+from tsd.api.streaming import EventStream
+from tsd.api.wire.responses import (
+    IncompleteDetails,
+    InputTokensDetails,
+    OutputTokensDetails,
+    Response,
+    ResponseError,
+    ResponseUsage,
+)
+
+
+def response_usage(job: Job) -> ResponseUsage:
+    prompt, output = job.prompt_tokens, job.completion_tokens
+    return ResponseUsage(
+        prompt,
+        InputTokensDetails(job.cached_tokens),
+        output,
+        OutputTokensDetails(job.reasoning_tokens),
+        prompt + output,
+    )
+
+
+class ResponseBuilder:
+    """A job's sink. Without `events` it only builds."""
+
+    def __init__(self, job: Job, response: Response, events: EventStream | None) -> None:
+        self.response = response
+        self._job = job
+        self._events = events
+        self._number = 0
+        self._item: dict[str, Any] | None = None
+        self._text: list[str] = []
+        self._opening = self._created()
+
+    def first(self) -> bytes:
+        """created and in_progress, as the response was before anything came."""
+        return self._opening
+
+    def _created(self) -> bytes:
+        events = [
+            {"type": f"response.{kind}", "response": self.response, "sequence_number": number}
+            for number, kind in enumerate(("created", "in_progress"))
+        ]
+        return b"".join(named_event(str(event["type"]), event) for event in events)
+
+    def delta(self, sequence: Sequence, delta: Delta) -> None:
+        if delta.reasoning:
+            self._enter("reasoning")
+            self._grow("response.reasoning_text.delta", delta.reasoning, content_index=0)
+        if delta.content:
+            self._enter("message")
+            self._grow("response.output_text.delta", delta.content, content_index=0, logprobs=[])
+        for call in delta.calls:
+            self._call(call)
+
+    def ended(self, sequence: Sequence, ending: Ending) -> None:
+        cut = ending.reason == "length"
+        self._leave("incomplete" if cut or ending.reason == "abort" else "completed")
+        response = self.response
+        response.status = "incomplete" if cut else "cancelled" if ending.reason == "abort" else "completed"
+        if cut:
+            response.incomplete_details = IncompleteDetails("max_output_tokens")
+
+    def last(self) -> bytes:
+        """The terminal event."""
+        self.response.usage = response_usage(self._job)
+        kind = "completed" if self.response.status == "completed" else "incomplete"
+        return self._event(f"response.{kind}", response=self.response)
+
+    def failed(self, error: ApiError) -> bytes:
+        self.response.status = "failed"
+        self.response.error = ResponseError(error.code or "server_error", error.message)
+        return self._event("response.failed", response=self.response)
+
+    def _call(self, call: CallDelta) -> None:
+        if call.id:
+            self._leave("completed")
+            self._begin({"type": "function_call", "call_id": call.id, "name": call.name, "arguments": ""}, "fc_")
+        if call.arguments:
+            self._grow("response.function_call_arguments.delta", call.arguments)
+
+    def _enter(self, kind: str) -> None:
+        if self._item is not None and self._item["type"] == kind:
+            return
+        self._leave("completed")
+        if kind == "reasoning":
+            self._begin({"type": kind, "summary": [], "content": []}, "rs_")
+            self._part("response.content_part.added", {"type": "reasoning_text", "text": ""})
+        else:
+            self._begin({"type": kind, "role": "assistant", "content": []}, "msg_")
+            self._part("response.content_part.added", _output_text(""))
+
+    def _begin(self, item: dict[str, Any], prefix: str) -> None:
+        self._item = {"id": prefix + secrets.token_hex(16), "status": "in_progress", **item}
+        self._text = []
+        self.response.output.append(self._item)
+        self._send("response.output_item.added", output_index=self._index, item=self._item)
+
+    def _grow(self, kind: str, text: str, **fields: Any) -> None:
+        assert self._item is not None
+        self._text.append(text)
+        self._send(kind, item_id=self._item["id"], output_index=self._index, delta=text, **fields)
+
+    def _leave(self, status: str) -> None:
+        item = self._item
+        if item is None:
+            return
+        self._item, text = None, "".join(self._text)
+        item["status"] = status
+        where = {"item_id": item["id"], "output_index": self._index}
+        if item["type"] == "function_call":
+            item["arguments"] = text
+            self._send("response.function_call_arguments.done", **where, name=item["name"], arguments=text)
+        elif item["type"] == "reasoning":
+            part: dict[str, Any] = {"type": "reasoning_text", "text": text}
+            item["content"] = [part]
+            self._send("response.reasoning_text.done", **where, content_index=0, text=text)
+            self._send("response.content_part.done", **where, content_index=0, part=part)
+        else:
+            part = _output_text(text)
+            item["content"] = [part]
+            self._send("response.output_text.done", **where, content_index=0, text=text, logprobs=[])
+            self._send("response.content_part.done", **where, content_index=0, part=part)
+        self._send("response.output_item.done", output_index=self._index, item=item)
+
+    def _part(self, kind: str, part: dict[str, Any]) -> None:
+        assert self._item is not None
+        self._send(kind, item_id=self._item["id"], output_index=self._index, content_index=0, part=part)
+
+    @property
+    def _index(self) -> int:
+        return len(self.response.output) - 1
+
+    def _send(self, kind: str, **fields: Any) -> None:
+        if self._events is not None:
+            self._events.send(self._event(kind, **fields))
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        # 0 and 1 are `created` and `in_progress`, which are sent before what the buffer holds.
+        number, self._number = self._number + 2, self._number + 1
+        data = encode({"type": kind, "sequence_number": number, **fields})
+        return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
+
+
+def _output_text(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
