@@ -10,6 +10,7 @@ from aiohttp import web
 from tsd.api.auth import Keys, cors_headers
 from tsd.api.errors import ApiError, HeadersTooLarge, InvalidRequest, MethodNotAllowed, NotFound, TooLarge
 from tsd.api.front import FRONT, Front
+from tsd.api.openapi import openapi
 from tsd.api.respond import json_response
 from tsd.api.routes import admin, chat, completions, messages, native, probes, responses
 from tsd.api.snapshots import Snapshots
@@ -31,6 +32,7 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/v1/messages/count_tokens", messages.count_tokens),
     ("GET", "/v1/models", probes.models),
     ("GET", "/v1/models/{model:.+}", probes.model),
+    ("GET", "/openapi.json", openapi),
     ("GET", "/health", probes.health),
     ("GET", "/ready", probes.ready),
     ("GET", "/metrics", probes.metrics),

@@ -57,7 +57,6 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     logits_processors: list[Any] | None = None
     prompt_embeds: Any = None
     prompt_logprobs: int | None = None
-    min_new_tokens: int | None = None
 
 
 class PromptTokensDetails(msgspec.Struct):
