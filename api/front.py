@@ -33,6 +33,7 @@ from tsd.api.text.load import load_tokenizer
 from tsd.api.text.stops import StopMatcher
 from tsd.api.text.template import PLAIN_TEMPLATE, ChatPrompt, ChatTemplate
 from tsd.api.text.tokenizer import TextTooLong, Tokenizer
+from tsd.api.tracing import parse_traceparent
 from tsd.engine.protocol import Grammar, Submit, Vocabulary
 
 OFF_LOOP_CHARACTERS = 16_384
@@ -163,13 +164,15 @@ class Front:
             raise ContextLength(f"{name} has over {least} tokens; the context holds {limit}", param=name)
 
     def new_job(self, prefix: str, request: web.Request) -> Job:
-        return Job(
+        job = Job(
             f"{prefix}{secrets.token_hex(16)}",
             request[CALLER].owner,
             self.metrics,
             frozenset(self.facts.eos_ids),
             request.path,
         )
+        job.trace = parse_traceparent(request.headers.get("traceparent"))
+        return job
 
     def launch(
         self,

@@ -15,6 +15,7 @@ from tsd.api.sequence import Sequence
 
 if TYPE_CHECKING:
     from tsd.api.metrics import Metrics
+    from tsd.api.tracing import TraceContext
 
 
 class Sink(Protocol):
@@ -42,6 +43,8 @@ class Job:
         self.done: asyncio.Future[None] = loop.create_future()
         self.error: ApiError | None = None
         self.sink_closed = False
+        self.trace: TraceContext | None = None
+        """The caller's, where it sent one."""
 
     def on_started(self) -> None:
         if not self.started.done():

@@ -24,6 +24,7 @@ from tsd.api.errors import ApiError
 if TYPE_CHECKING:
     from tsd.api.routing import Fleet
     from tsd.api.sequence import Sequence
+    from tsd.api.tracing import Tracer
 
 request_log = logging.getLogger("tsd.api.requests")
 
@@ -121,6 +122,7 @@ class Metrics(Collector):
         self.model_name = model_name
         self.fleet: Fleet | None = None
         self.log_requests = True
+        self.tracer: Tracer | None = None
         self.requests = 0
         self.streams_open = 0
         self.finished_by: Counter[str] = Counter()
@@ -197,6 +199,8 @@ class Metrics(Collector):
             if output > 1:
                 observe["request_time_per_output_token_seconds"].observe(decode / (output - 1))
                 self.windows["tpot_ms"].add(now, decode / (output - 1) * 1e3)
+        if self.tracer is not None:
+            self.tracer.record(sequence, reason, now)
         if self.log_requests and request_log.isEnabledFor(logging.INFO):
             request_log.info("%s", _line(sequence, reason, total, waited, decode, error))
 
@@ -339,6 +343,8 @@ def _line(sequence: Sequence, reason: str, total: float, waited: float, decode: 
         "decode_tok_s": round((output - 1) / decode, 2) if output > 1 and decode > 0 else None,
         "finish_reason": reason,
     }
+    if sequence.job.trace is not None:
+        line["trace_id"] = sequence.job.trace.trace_id
     if error is not None:
         line["error"] = error.code or error.type
     return msgspec.json.encode(line).decode()

@@ -59,6 +59,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     log_level: str = "info"
     request_log: str = "-"
     """Per-request JSON lines: `-` is standard error, empty is off, else a file."""
+    otlp_traces_endpoint: str = ""
+    """Where finished requests are traced to: an OTLP/HTTP URL, as http://127.0.0.1:4318/v1/traces."""
     cors_origins: tuple[str, ...] = ()
     tls_certificate: str = ""
     tls_key: str = ""

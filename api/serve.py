@@ -26,6 +26,7 @@ from tsd.api.options import EngineEndpoint, ServerOptions
 from tsd.api.routes.admin import SNAPSHOTS
 from tsd.api.routing import Fleet
 from tsd.api.streaming import Outbox
+from tsd.api.tracing import Tracer
 from tsd.engine.protocol import Progress, Ready
 
 log = logging.getLogger("tsd.api")
@@ -87,6 +88,8 @@ class _Server:
         fleet = Fleet(clients, options.limits)
         self.front = Front(options, fleet, outbox, Metrics(options.name))
         self.front.metrics.fleet = fleet
+        if options.otlp_traces_endpoint:
+            self.front.metrics.tracer = Tracer(options.otlp_traces_endpoint, options.name)
         self.front.idle.set()
         self._told_ready = False
         self._closing = False
@@ -107,6 +110,9 @@ class _Server:
         await site.start()
         tasks = [asyncio.create_task(client.connect(self._hooks.engine_alive)) for client in self.front.fleet.engines]
         tasks.append(asyncio.create_task(self._load_text()))
+        tracer = self.front.metrics.tracer
+        if tracer is not None:
+            tasks.append(asyncio.create_task(tracer.run()))
         try:
             with self._signals():
                 code = await self._until_told()
@@ -117,6 +123,8 @@ class _Server:
             self.front.state = "stopped"
             self._closing = True
             await app[SNAPSHOTS].close()
+            if tracer is not None:
+                await tracer.close()
             if self.front.grammars is not None:
                 await self.front.grammars.close()
             await runner.cleanup()

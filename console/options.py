@@ -183,6 +183,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("tool-call-parser", str, "", "how tool calls are marked in the model's text", TEXT),
     Option("log-level", str, "info", "least severity to log", OPERATION, choices=("debug", "info", "warning", "error")),
     Option("log-requests", bool, False, "one JSON line for each request on standard output", OPERATION),
+    Option("otlp-traces-endpoint", str, "", "trace requests to this OTLP/HTTP URL (…:4318/v1/traces)", OPERATION),
     Option("drain-timeout", seconds, 30.0, "seconds that a stop waits for running requests", OPERATION),
     Option("kv-events-config", str, "", 'JSON such as {"endpoint": "tcp://127.0.0.1:5557"}', OPERATION),
     Option("trace", str, "", "file for a Chrome trace of host phases and device steps", OPERATION),

@@ -36,6 +36,7 @@ def server_options(settings: Settings, model: str, address: tuple[str, int]) -> 
         drain_s=value["drain_timeout"],
         log_level=value["log_level"],
         request_log="-" if value["log_requests"] else "",
+        otlp_traces_endpoint=value["otlp_traces_endpoint"],
         cors_origins=value["cors_origin"],
         tls_certificate=value["tls_certfile"],
         tls_key=value["tls_keyfile"],
