@@ -44,6 +44,7 @@ def extensions() -> list[Extension]:
         "scheduler/tiers",
         "scheduler/core",
         "scheduler/audit",
+        "scheduler/view",
         "scheduler/world",
     ):
         found.append(

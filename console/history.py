@@ -102,13 +102,16 @@ class History:
 
 
 def kernel_tables(found: Sequence[Any]) -> dict[int, tuple[KernelChoice, ...]]:
-    """The answer of `/admin/kernels` by engine: a list of {"engine", "kernels"}, or of the selections of engine 0."""
+    """The answer of `/admin/kernels` by engine: its selections, or {"engine", "kernels"}, for each; or those of one."""
     tables: dict[int, tuple[KernelChoice, ...]] = {}
     try:
         if found and all(isinstance(item, dict) and "kernels" in item for item in found):
             for place, item in enumerate(found):
                 number = item.get("engine", place)
                 tables[number] = msgspec.convert(drop_nulls(item["kernels"]), tuple[KernelChoice, ...], strict=False)
+        elif found and all(isinstance(item, list) for item in found):
+            for number, item in enumerate(found):
+                tables[number] = msgspec.convert(drop_nulls(item), tuple[KernelChoice, ...], strict=False)
         elif found:
             tables[0] = msgspec.convert(drop_nulls(list(found)), tuple[KernelChoice, ...], strict=False)
     except msgspec.ValidationError as error:

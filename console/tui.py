@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Protocol
@@ -240,7 +240,7 @@ class ConsoleApp(App[int]):
         if self.frame.snapshot is not None:
             self._pane().focus_first()
         if name == "kernels" and not self.frame.kernels and self.operator is not None:
-            self.run_worker(self._fetch_kernels, group="kernels", exclusive=True)
+            self._background(self._fetch_kernels, group="kernels", exclusive=True)
 
     def on_screen_asked(self, message: ScreenAsked) -> None:
         self.action_go(message.name)
@@ -265,10 +265,10 @@ class ConsoleApp(App[int]):
         self.push_screen(Help())
 
     def on_request_wanted(self, message: RequestWanted) -> None:
-        self.run_worker(partial(self._fetch_request, message.request_id), group="request", exclusive=True)
+        self._background(partial(self._fetch_request, message.request_id), group="request", exclusive=True)
 
     def on_bin_chosen(self, message: BinChosen) -> None:
-        self.run_worker(partial(self._fetch_bin, message.engine, message.page_bin), group="bin", exclusive=True)
+        self._background(partial(self._fetch_bin, message.engine, message.page_bin), group="bin", exclusive=True)
 
     async def _fetch_request(self, request_id: str) -> None:
         pane = self.base.query_one(RequestsPane)
@@ -301,6 +301,11 @@ class ConsoleApp(App[int]):
         else:
             self.show()
 
+    def _background(self, work: Callable[[], Coroutine[None, None, None]], group: str, exclusive: bool = False) -> None:
+        """Runs `work` beside the event loop's other tasks; a newer one of an exclusive group ends the older."""
+        # Its annotation has a type variable that None does not bind.
+        self.run_worker(work, group=group, exclusive=exclusive)  # type: ignore[arg-type]
+
     # -- acting -------------------------------------------------------------------------------------------------
 
     def action_act(self, name: str) -> None:
@@ -324,12 +329,12 @@ class ConsoleApp(App[int]):
 
     def _level_chosen(self, level: str | None) -> None:
         if level:
-            self.run_worker(partial(self._act, LOG_LEVEL, {"level": level}), group="action")
+            self._background(partial(self._act, LOG_LEVEL, {"level": level}), group="action")
 
     def _confirmed(self, action: Action, subject: str | None, yes: bool | None) -> None:
         if yes:
             body = {"request_id": subject} if action is ABORT and subject else {}
-            self.run_worker(partial(self._act, action, body), group="action")
+            self._background(partial(self._act, action, body), group="action")
 
     async def _act(self, action: Action, body: dict[str, str]) -> None:
         assert self.operator is not None

@@ -14,6 +14,7 @@ from tsd.engine.config import EngineConfig
 from tsd.engine.executor.base import Executor
 from tsd.engine.loop import StepLoop
 from tsd.engine.memory import MemoryPlan
+from tsd.engine.operator_view import OperatorView
 from tsd.engine.protocol import Abort, Command, Heartbeat, Ready, Reply, Submit
 from tsd.engine.requests import ID_MASK, LiveRequests
 from tsd.engine.stats import heartbeat_stats
@@ -72,6 +73,7 @@ class Engine:
             )
         )
         self.requests = LiveRequests(self.scheduler, parts.vocab_size)
+        self.operator_view = OperatorView(self.scheduler, clock)
         self.trace = Trace(config.trace, config.engine) if config.trace else None
         self.loop = StepLoop(self.scheduler, parts.executor, self.requests, on_fault, clock, self.trace)
         self._commands: dict[str, Callable[[str], bytes]] = {
@@ -158,6 +160,7 @@ class Engine:
             phases=self.parts.phases,
             batch={"prefill_rows": prefill, "decode_rows": decode, "tokens": tokens, "padding": 0},
             **self.loop.pace.percentiles(),
+            **self.operator_view.parts(),
         )
         statistics = self.parts.executor.statistics()
         view["graphs"] = statistics.get("graphs")
@@ -198,7 +201,7 @@ class Engine:
 
     def _request_detail(self, argument: str) -> bytes:
         key = _number(argument)
-        timeline = self.scheduler.journal.timeline(key)
+        timeline = self.operator_view.timeline(key)
         if timeline is None:
             raise ValueError(f"no request {argument} is known here")
         live = self.requests.find(key)
@@ -211,7 +214,7 @@ class Engine:
         return msgspec.json.encode(detail)
 
     def _pages(self, argument: str) -> bytes:
-        return msgspec.json.encode(self.scheduler.page_detail(_number(argument)))
+        return msgspec.json.encode(self.operator_view.pages(_number(argument)))
 
     def _log_level(self, argument: str) -> bytes:
         level = argument.upper()

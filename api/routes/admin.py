@@ -98,7 +98,10 @@ async def pages(request: web.Request) -> web.StreamResponse:
     index = request.query.get("bin", "")
     if not (index.isascii() and index.isdecimal() and len(index) < 10):
         raise InvalidRequest("bin must be a number", param="bin")
-    return web.Response(body=await engine.command("pages", index), content_type="application/json")
+    payload = msgspec.json.decode(await engine.command("pages", index))
+    for page in payload["pages"]:
+        page["owners"] = [engine.name_of(owner) for owner in page["owners"]]
+    return json_response(payload)
 
 
 async def flush_cache(request: web.Request) -> web.StreamResponse:

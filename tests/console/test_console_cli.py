@@ -9,7 +9,7 @@ import sys
 import threading
 
 import pytest
-from console_support import HEAD, event, scripted, small
+from support.console import HEAD, event, scripted, small
 
 from tsd.console.app import main
 from tsd.console.demo import DemoFleet

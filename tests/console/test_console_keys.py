@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 
 import pytest
-from console_support import Console, until
+from support.console import Console, until
 
 from tsd.console.picture import capture, plain
 from tsd.console.shell.dialogs import ChooseLevel, Confirm, Help

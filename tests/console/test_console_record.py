@@ -7,7 +7,7 @@ import gzip
 import itertools
 
 import pytest
-from console_support import Heard
+from support.console import Heard
 
 from tsd.console.demo import DemoFleet
 from tsd.console.errors import UsageError

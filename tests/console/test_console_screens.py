@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 
 import pytest
-from console_support import Console, until
+from support.console import Console, until
 
 from tsd.console.link import LinkState
 from tsd.console.picture import capture, plain, styled, svg

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from console_support import HEAD, Heard, event, scripted, small
+from support.console import HEAD, Heard, event, scripted, small
 
 from tsd.console.actions import ABORT, LOG_LEVEL, PAUSE, Operator
 from tsd.console.demo import DemoFleet

@@ -1,0 +1,9 @@
+from typing import Any
+
+from tsd.scheduler.core import Scheduler
+
+MAX_PAGES: int
+
+def request_rows(s: Scheduler, now: float, limit: int = 1000) -> list[tuple[Any, ...]]: ...
+def hot_prefixes(s: Scheduler, limit: int = 16) -> list[dict[str, Any]]: ...
+def page_detail(s: Scheduler, page_bin: int) -> dict[str, Any]: ...
