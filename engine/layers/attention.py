@@ -10,11 +10,15 @@ import torch
 from tsd.engine.layers.loading import read_vector
 from tsd.engine.layers.site import KernelUse, Layer, Placement, Site
 from tsd.engine.weights.source import WeightSource
-from tsd.kernels.spec import Selection, TraitValue
+from tsd.kernels.spec import NoKernel, Priority, Selection, TraitValue
 
 
 class Attention(Layer):
-    """`write(qkv, k_cache, v_cache, batch) -> q [T, Hq, D]`, then `attend(q, k_cache, v_cache, batch) -> [T, Hq*D]`."""
+    """`write(qkv, k_cache, v_cache, batch) -> q [T, Hq, D]`, then `attend(q, k_cache, v_cache, batch) -> [T, Hq*D]`.
+
+    Where the chosen `attend` has a sibling that does both for rows of one token, that is `decode(qkv, k_cache, v_cache,
+    batch) -> [T, Hq*D]`; else `decode` is None.
+    """
 
     def __init__(
         self,
@@ -42,8 +46,10 @@ class Attention(Layer):
         self.placement = Placement.COLUMN
         self._write: Selection | None = None
         self._attend: Selection | None = None
+        self._decode: Selection | None = None
         self.write: Callable[..., torch.Tensor]
         self.attend: Callable[..., torch.Tensor]
+        self.decode: Callable[..., torch.Tensor] | None = None
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         return {f"{name}.weight": (self.head_dim,) for name in (self.q_norm, self.k_norm) if name}
@@ -56,7 +62,9 @@ class Attention(Layer):
             "kv_dtype": str(self.site.kv_dtype or self.site.dtype).removeprefix("torch."),
         }
         self._attend = self.site.select("attention.paged", traits)
-        self._write = self.site.select("attention.rope_write", {**traits, "qk_norm": bool(self.q_norm)})
+        traits["qk_norm"] = bool(self.q_norm)
+        self._write = self.site.select("attention.rope_write", traits)
+        self._decode = self._sibling(self._attend, traits)
 
     def load(self, source: WeightSource) -> None:
         assert self._write is not None and self._attend is not None, "plan() comes first"
@@ -67,23 +75,27 @@ class Attention(Layer):
             options["k_norm"] = read_vector(self.site, source, [f"{self.k_norm}.weight"], (self.head_dim,))
         if options:
             options["eps"] = self.eps
-        self.write = partial(
-            self._write.fn,
-            cos_sin=self.cos_sin,
-            num_q=self.num_heads,
-            num_kv=self.num_kv_heads,
-            head_dim=self.head_dim,
-            **options,
-        )
+        options["cos_sin"] = self.cos_sin
+        options["num_q"], options["num_kv"], options["head_dim"] = self.num_heads, self.num_kv_heads, self.head_dim
+        self.write = partial(self._write.fn, **options)
         self.attend = partial(self._attend.fn, scale=self.scale)
+        if self._decode is not None:
+            self.decode = partial(self._decode.fn, scale=self.scale, **options)
 
     def uses(self) -> list[KernelUse]:
         assert self._write is not None and self._attend is not None, "plan() comes first"
         shape = (self.num_heads, self.num_kv_heads, self.head_dim)
-        return [
-            KernelUse(self.role, "attention.rope_write", "", shape, 1, self._write),
-            KernelUse(self.role, "attention.paged", "", shape, 1, self._attend),
-        ]
+        chosen = [self._write, self._attend] + ([self._decode] if self._decode is not None else [])
+        return [KernelUse(self.role, selection.spec.op, "", shape, 1, selection) for selection in chosen]
+
+    def _sibling(self, attend: Selection, traits: dict[str, TraitValue]) -> Selection | None:
+        """The kernel for decode alone that goes with the chosen `attend`: same name, and not the reference."""
+        try:
+            found = self.site.select("attention.rope_decode", traits)
+        except NoKernel:
+            return None  # none keeps what the objective asks for; write and attend do
+        fits = found.spec.priority > Priority.REFERENCE and found.spec.name == attend.spec.name
+        return found if fits else None
 
     @property
     def weight_bytes(self) -> int:

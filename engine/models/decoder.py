@@ -83,16 +83,20 @@ class Decoder:
         self._embedding = Embedding(
             site, "embedding", self.NAMES["embedding"][0], config.vocab_size, config.hidden_size, tied
         )
-        self._calls: list[tuple[Call, Call, Call, Call, Call, Call]] = []
+        self._calls: list[tuple[Call, Call | None, Call, Call, Call, Call, Call]] = []
 
     def forward(self, batch: ForwardBatch, cache: KVCache) -> torch.Tensor:
         """Logits [S, vocabulary] in the model's dtype for the sampled tokens; K and V of all T tokens go to `cache`."""
         hidden = self._embedding.call(batch.tokens)
         last = len(self._calls) - 1
         narrow = batch.sample_index.shape[0] != batch.tokens.shape[0]
-        for index, (qkv, write, attend, out, gate_up, down) in enumerate(self._calls):
+        single = batch.max_query_len == 1
+        for index, (qkv, decode, write, attend, out, gate_up, down) in enumerate(self._calls):
             k, v = cache.k[index], cache.v[index]
-            mixed = attend(write(qkv(hidden), k, v, batch), k, v, batch)
+            if single and decode is not None:
+                mixed = decode(qkv(hidden), k, v, batch)
+            else:
+                mixed = attend(write(qkv(hidden), k, v, batch), k, v, batch)
             if index == last and narrow:  # past the last attention only sampled tokens matter
                 mixed = mixed.index_select(0, batch.sample_index)
                 hidden = hidden.index_select(0, batch.sample_index)
@@ -135,7 +139,8 @@ class Decoder:
     def bind(self) -> None:
         """Once every layer is loaded: makes `forward` callable."""
         for qkv, attention, out, gate_up, down in self._blocks:
-            self._calls.append((qkv.call, attention.write, attention.attend, out.call, gate_up.call, down.call))
+            mix = (attention.decode, attention.write, attention.attend)
+            self._calls.append((qkv.call, *mix, out.call, gate_up.call, down.call))
 
     @property
     def num_parameters(self) -> int:

@@ -73,6 +73,27 @@ def rope_write(
     return q.contiguous()
 
 
+def rope_decode(
+    qkv: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    batch: PagedBatch,
+    cos_sin: torch.Tensor,
+    scale: float,
+    *,
+    num_q: int,
+    num_kv: int,
+    head_dim: int,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    eps: float = 0.0,
+) -> torch.Tensor:
+    """`rope_write`, then `paged`, for a batch whose rows all have one token: [T, num_q * head_dim]."""
+    heads = {"num_q": num_q, "num_kv": num_kv, "head_dim": head_dim}
+    q = rope_write(qkv, k_cache, v_cache, batch, cos_sin, **heads, q_norm=q_norm, k_norm=k_norm, eps=eps)
+    return paged(q, k_cache, v_cache, batch, scale)
+
+
 def paged(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: PagedBatch, scale: float
 ) -> torch.Tensor:

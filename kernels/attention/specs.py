@@ -33,6 +33,15 @@ SPECS = (
         summary="plain torch, row by row",
     ),
     KernelSpec(
+        op="attention.rope_decode",
+        name="reference",
+        solution="torch",
+        target="tsd.kernels.attention.reference:rope_decode",
+        priority=Priority.REFERENCE,
+        flags=frozenset({DETERMINISTIC}),
+        summary="plain torch: rope_write, then paged",
+    ),
+    KernelSpec(
         op="attention.rope_write",
         name="cpu",
         solution="c",

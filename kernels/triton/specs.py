@@ -60,6 +60,11 @@ SPECS = (
         priority=Priority.PORTABLE,
     ),
     replace(
+        _kernel("attention.rope_decode", "triton", "attention:rope_decode", "decode straight from the projection"),
+        accepts=_heads,
+        flags=_FAST,
+    ),
+    replace(
         _kernel("attention.rope_write", "triton", "rope:rope_write", "norms, rope and cache write in one launch"),
         accepts=_heads,
     ),
