@@ -413,10 +413,10 @@ cdef class Scheduler:
         cdef Build build
         cdef int i, at, num_decode = 0, page
         cdef Req* r
-        if self.num_flights >= self.max_flights:
-            return None
         if now >= self.soonest:
             self.expire(now)
+        if self.num_flights >= self.max_flights:
+            return None
         build = <Build>self.ring[self.ring_at]
         if self.retract_every and self.step % self.retract_every == self.retract_every - 1:
             at = self.victim()

@@ -1,8 +1,9 @@
 """The simulator's world: an executor made of arrays, clients that submit and abort, copies that delay, reorder and fail.
 
-Owns what a device, a host tier and a disk would hold, and what each request must get: the token after a history is a
-hash of (seed, salt, every token before it), read back from the pages the plan names. Drives a real Scheduler through its
-public interface only, and raises Violation at the first thing that is not as it must be.
+Owns what a device, a host tier and a disk would hold, and what each request must get. As with real KV, the cell of a
+position depends on every token up to it: cell = hash(cell before, token), from the tenant's salt on. The token after a
+history is a hash of all its cells, read back from the pages the plan names. Drives a real Scheduler through its public
+interface only, and raises Violation at the first thing that is not as it must be.
 
 A page that a launched step reads may be written by nobody else before that step lands; a copy's source may not change
 and its target may not be used while it is on its way.
@@ -42,13 +43,18 @@ cdef struct Record:
     uint8_t aborted
     uint8_t failed
     uint64_t hash
-    uint64_t salt
+    int32_t cell
+    int32_t salt
     double deadline
 
 
 cdef inline uint64_t absorb(uint64_t h, int32_t token) noexcept:
     h = (h ^ <uint64_t>(token + 1)) * <uint64_t>0x9E3779B97F4A7C15
     return h ^ (h >> 29)
+
+
+cdef inline int32_t next_cell(int32_t before, int32_t token) noexcept:
+    return <int32_t>(absorb(<uint64_t>before * 31, token) >> 24)
 
 
 cdef class Copy:
@@ -247,10 +253,10 @@ cdef class World:
         memset(record, 0, sizeof(Record))
         record.id = self.next_id
         record.tokens = <int32_t*>calloc(self.longest + 1, sizeof(int32_t))
-        record.salt = record.hash = self.seed ^ (77 if spec.salt else 0)
+        record.cell = record.salt = 77 if spec.salt else 1
         for i in range(length):
             record.tokens[i] = tokens[i]
-            record.hash = absorb(record.hash, record.tokens[i])
+            self.extend(record, tokens[i])
         record.count = record.num_prompt = length
         record.max_total = min(self.longest, length + <int>spec.max_tokens)
         record.min_total = length + <int>spec.min_tokens
@@ -261,6 +267,11 @@ cdef class World:
         self.live.append(self.next_id)
         self.next_id += 1
         return 0
+
+    cdef void extend(self, Record* record, int token) noexcept:
+        """The oracle: what the history's cells and their hash are one token later."""
+        record.cell = next_cell(record.cell, token)
+        record.hash = absorb(record.hash, record.cell)
 
     cdef int abort(self) except -1:
         cdef int64_t request_id
@@ -365,12 +376,20 @@ cdef class World:
         cdef int32_t* table = self.table + slot * self.max_pages
         cdef int position, page, k, end = start + count, size = self.page_size, offset
         cdef uint64_t h
+        cdef int32_t cell
         cdef int32_t* held
+        cdef Record* record
         if owner < 0:
             raise Violation(f"slot {slot} runs and belongs to nobody")
+        record = self.find(owner)
+        if count < 1 or end >= record.max_total:
+            raise Violation(f"request {owner} runs {start} to {end}; it ends at {record.max_total} tokens")
         if start != self.slot_kv[slot]:
             raise Violation(f"request {owner} runs from {start}; {self.slot_kv[slot]} positions are computed")
         self.slot_kv[slot] = end
+        cell = record.salt
+        if start:
+            cell = self.device[table[(start - 1) // size] * size + (start - 1) % size]
         for position in range(start, end):
             page = table[position // size]
             if position == start or position % size == 0:
@@ -382,7 +401,8 @@ cdef class World:
                     raise Violation(f"page {page} is written for {owner} while a copy is on its way")
                 if self.dirty[page]:
                     raise Violation(f"page {page} holds a failed row's leavings")
-            self.device[page * size + position % size] = ids[position - start]
+            cell = next_cell(cell, ids[position - start])
+            self.device[page * size + position % size] = cell
         for k in range((end + size - 1) // size):
             page = table[k]
             if self.readers[page] == 0:
@@ -395,7 +415,7 @@ cdef class World:
         flight.ids[row] = owner
         flight.samples[row] = sample
         if sample:
-            h = self.records[owner % MAX_RECORDS].salt
+            h = 0
             position = 0
             for k in range((end + size - 1) // size):
                 held = self.device + table[k] * size
@@ -473,7 +493,7 @@ cdef class World:
             raise Violation(
                 f"request {request_id} got token {token} after {record.count} tokens; the oracle says {want}"
             )
-        record.hash = absorb(record.hash, token)
+        self.extend(record, token)
         record.tokens[record.count] = token
         record.count += 1
         record.emitted += 1
@@ -642,6 +662,9 @@ cdef class World:
         plan = self.scheduler.next_plan(self.now)
         if self.chance_deadline:
             self.settle()
+            for request_id in self.live:
+                if self.records[<int64_t>request_id % MAX_RECORDS].deadline <= self.now:
+                    raise Violation(f"request {request_id} lives past its deadline")
         if plan is not None:
             self.launch(plan)
             self.step += 1
