@@ -201,6 +201,16 @@ TGT static void attend(const tsd_attention *a, long row, long first, long tokens
             }
             if (++offset == a->page_size) offset = 0, page++;
         }
+        /* ask for the next block now: heads lie apart, and the processor does not guess the stride */
+        for (long j = 0; j < TSD_KV_BLOCK && base + TSD_KV_BLOCK + j <= last; j++) {
+            const char *k = (const char *)a->k_cache, *v = (const char *)a->v_cache;
+            long at = ((pages[page] * a->page_size + offset) * a->Hkv + head) * real * kvwide;
+            for (long i = 0; i < real * (long)kvwide; i += 64) {
+                __builtin_prefetch(k + at + i);
+                __builtin_prefetch(v + at + i);
+            }
+            if (++offset == a->page_size) offset = 0, page++;
+        }
         for (long j = count; j < TSD_KV_BLOCK; j++) keys[j] = keys[0]; /* masked in soften */
         for (long j = 0; j < TSD_KV_BLOCK; j += TSD_LANES)
             for (long d = 0; d < D; d += TSD_LANES) {

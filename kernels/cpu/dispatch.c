@@ -80,6 +80,7 @@ TASK(linear, tsd_linear)
 TASK(rope, tsd_rope)
 TASK(attention, tsd_attention)
 TASK(norm, tsd_norm)
+TASK(draw, tsd_draw)
 
 static long pieces(long items, long per_thread) {
     long chunk = items / ((long)tsd_get_threads() * per_thread);
@@ -139,5 +140,12 @@ int tsd_run_lookup(tsd_lookup *a, int isa) {
         if (id < 0 || id >= a->N) return -2;
     }
     c.table->lookup(a, 0, a->T);
+    return 0;
+}
+
+int tsd_run_draw(tsd_draw *a, int isa) {
+    call c = {tsd_isa_table(isa), a};
+    if (!c.table) return -1;
+    tsd_parallel(draw_task, &c, a->S, 1);
     return 0;
 }

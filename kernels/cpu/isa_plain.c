@@ -8,5 +8,6 @@
 #include "rows_impl.h"
 #include "linear_impl.h"
 #include "attention_impl.h"
+#include "sample_impl.h"
 
-const tsd_table tsd_plain = {prologue, linear, rope, attention, norm, lookup};
+const tsd_table tsd_plain = {prologue, linear, rope, attention, norm, lookup, draw};

@@ -5,6 +5,7 @@ from typing import Literal
 import torch
 
 from tsd.kernels.attention.reference import PagedBatch
+from tsd.kernels.sampling.types import SamplingState
 from tsd.kernels.weight import Weight
 
 Isa = Literal["plain", "avx2", "avx512"]
@@ -55,3 +56,4 @@ def paged(
     *,
     isa: Isa | None = None,
 ) -> torch.Tensor: ...
+def draw(scores: torch.Tensor, state: SamplingState, *, isa: Isa | None = None) -> torch.Tensor: ...

@@ -107,7 +107,21 @@ cdef extern from "ops.h" nogil:
         long K
         long N
 
+    ctypedef struct tsd_draw:
+        const float *logits
+        const float *temperature
+        const float *top_p
+        const float *min_p
+        const int32_t *top_k
+        const int64_t *seeds
+        const int64_t *token_index
+        int32_t *tokens
+        long S
+        long vocab
+        int filtered
+
     int tsd_best_isa()
+    int tsd_run_draw(tsd_draw *a, int isa)
     int tsd_run_linear(tsd_linear *a, int isa)
     int tsd_run_rope(tsd_rope *a, int isa)
     int tsd_run_attention(tsd_attention *a, long items, int isa)
@@ -412,3 +426,34 @@ def paged(q, k_cache, v_cache, batch, double scale, *, isa=None):
         free(items)
     _done(code)
     return out
+
+
+cdef const void *_row_values(tensor, dtype, long rows) except? NULL:
+    if tensor.dtype is not dtype or tensor.numel() != rows or not tensor.is_contiguous():
+        raise ValueError(f"a sampling parameter is {tensor.dtype} {list(tensor.shape)}, not {dtype} [{rows}]")
+    return _address(tensor)
+
+
+def draw(scores, state, *, isa=None):
+    """Token ids [S] int32 for float32 scores [S, V] that carry their edits already; see `sampling.reference`."""
+    cdef tsd_draw a
+    cdef int code, chosen = _isa(isa)
+    if scores.dtype is not _float32 or scores.dim() != 2 or scores.size(1) == 0:
+        raise ValueError(f"scores are float32 [S, V], not {scores.dtype} {list(scores.shape)}")
+    if not scores.is_contiguous():
+        scores = scores.contiguous()
+    a.S, a.vocab = scores.size(0), scores.size(1)
+    tokens = _empty((a.S,), dtype=_int32)
+    a.logits = <const float *>_address(scores)
+    a.temperature = <const float *>_row_values(state.temperature, _float32, a.S)
+    a.top_p = <const float *>_row_values(state.top_p, _float32, a.S)
+    a.min_p = <const float *>_row_values(state.min_p, _float32, a.S)
+    a.top_k = <const int32_t *>_row_values(state.top_k, _int32, a.S)
+    a.seeds = <const int64_t *>_row_values(state.seeds, _int64, a.S)
+    a.token_index = <const int64_t *>_row_values(state.token_index, _int64, a.S)
+    a.tokens = <int32_t *>_address(tokens)
+    a.filtered = bool(state.filtered)
+    with nogil:
+        code = tsd_run_draw(&a, chosen)
+    _done(code)
+    return tokens

@@ -93,6 +93,17 @@ typedef struct {
     long T, K, N; /* N ids in the table */
 } tsd_lookup;
 
+/* One draw a row; kernels/sampling/types.py says what each step means. */
+typedef struct {
+    const float *logits; /* [S, vocab] */
+    const float *temperature, *top_p, *min_p;
+    const int32_t *top_k;
+    const int64_t *seeds, *token_index;
+    int32_t *tokens; /* [S] */
+    long S, vocab;
+    int filtered; /* some row uses top-k, top-p or min-p */
+} tsd_draw;
+
 typedef struct {
     void (*prologue)(tsd_linear *a, long begin, long end);           /* tokens */
     void (*linear)(const tsd_linear *a, long begin, long end);       /* row groups */
@@ -100,6 +111,7 @@ typedef struct {
     void (*attention)(const tsd_attention *a, long begin, long end); /* items x kv heads */
     void (*norm)(const tsd_norm *a, long begin, long end);           /* tokens */
     void (*lookup)(const tsd_lookup *a, long begin, long end);       /* tokens */
+    void (*draw)(const tsd_draw *a, long begin, long end);           /* rows */
 } tsd_table;
 
 extern const tsd_table tsd_plain;
@@ -115,6 +127,7 @@ int tsd_run_rope(tsd_rope *a, int isa);
 int tsd_run_attention(tsd_attention *a, long items, int isa);
 int tsd_run_norm(tsd_norm *a, int isa);
 int tsd_run_lookup(tsd_lookup *a, int isa);
+int tsd_run_draw(tsd_draw *a, int isa);
 void *tsd_scratch(int which, size_t bytes); /* of this thread, 64-byte aligned, kept; NULL without memory */
 
 /* pool.c */

@@ -162,3 +162,35 @@ INL void vf_transpose(const vf *rows, float *out, long stride) {
         half_transpose(part, out + 8 * stride + 8 * half, stride);
     }
 }
+
+/* bit i is set where a[i] >= b[i] */
+INL unsigned vf_ge(vf a, vf b) {
+    return (unsigned)_mm256_movemask_ps(_mm256_cmp_ps(a.a, b.a, _CMP_GE_OQ)) |
+           (unsigned)_mm256_movemask_ps(_mm256_cmp_ps(a.b, b.b, _CMP_GE_OQ)) << 8;
+}
+/* v where a >= b, else 0 */
+INL vf vf_where_ge(vf a, vf b, vf v) {
+    return vf_of(_mm256_and_ps(_mm256_cmp_ps(a.a, b.a, _CMP_GE_OQ), v.a),
+                 _mm256_and_ps(_mm256_cmp_ps(a.b, b.b, _CMP_GE_OQ), v.b));
+}
+INL vi vi_count_up(int32_t from) {
+    return vi_add(vi_set1(from), vi_of(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7),
+                                       _mm256_setr_epi32(8, 9, 10, 11, 12, 13, 14, 15)));
+}
+INL vi vi_xor(vi a, vi b) { return vi_of(_mm256_xor_si256(a.a, b.a), _mm256_xor_si256(a.b, b.b)); }
+INL vi vi_shift8(vi a) { return vi_of(_mm256_srli_epi32(a.a, 8), _mm256_srli_epi32(a.b, 8)); }
+INL void vi_store(uint32_t *p, vi a) {
+    _mm256_storeu_si256((__m256i *)p, a.a);
+    _mm256_storeu_si256((__m256i *)p + 1, a.b);
+}
+INL void half_multiply(__m256i a, __m256i by, __m256i *high, __m256i *low) {
+    __m256i even = _mm256_mul_epu32(a, by), odd = _mm256_mul_epu32(_mm256_srli_epi64(a, 32), by);
+    *low = _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xaa);
+    *high = _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xaa);
+}
+/* the 64-bit products of unsigned lanes with m, in two halves */
+INL void vi_multiply(vi a, uint32_t m, vi *high, vi *low) {
+    __m256i by = _mm256_set1_epi32((int32_t)m);
+    half_multiply(a.a, by, &high->a, &low->a);
+    half_multiply(a.b, by, &high->b, &low->b);
+}

@@ -108,3 +108,21 @@ INL void vf_transpose(const vf *rows, float *out, long stride) {
         vf_store(out + (12 + c) * stride, _mm512_shuffle_f32x4(hi0, hi1, 0xdd));
     }
 }
+
+/* bit i is set where a[i] >= b[i] */
+INL unsigned vf_ge(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
+/* v where a >= b, else 0 */
+INL vf vf_where_ge(vf a, vf b, vf v) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_GE_OQ), v); }
+INL vi vi_count_up(int32_t from) {
+    return _mm512_add_epi32(vi_set1(from), _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+}
+INL vi vi_xor(vi a, vi b) { return _mm512_xor_si512(a, b); }
+INL vi vi_shift8(vi a) { return _mm512_srli_epi32(a, 8); }
+INL void vi_store(uint32_t *p, vi a) { _mm512_storeu_si512(p, a); }
+/* the 64-bit products of unsigned lanes with m, in two halves */
+INL void vi_multiply(vi a, uint32_t m, vi *high, vi *low) {
+    vi by = vi_set1((int32_t)m);
+    vi even = _mm512_mul_epu32(a, by), odd = _mm512_mul_epu32(_mm512_srli_epi64(a, 32), by);
+    *low = _mm512_mask_mov_epi32(even, 0xaaaa, _mm512_slli_epi64(odd, 32));
+    *high = _mm512_mask_mov_epi32(_mm512_srli_epi64(even, 32), 0xaaaa, odd);
+}

@@ -100,7 +100,7 @@ INL vi vi_set1(int32_t a) {
     return r;
 }
 INL vi vi_add(vi a, vi b) {
-    EACH(i) a.v[i] += b.v[i];
+    EACH(i) a.v[i] = (int32_t)((uint32_t)a.v[i] + (uint32_t)b.v[i]);
     return a;
 }
 INL vf vi_float(vi a) { VF_MAP((float)a.v[i]); }
@@ -146,4 +146,35 @@ INL vi vw_dot8(vi acc, vw w, const int8_t *x) { return vw_dot4(acc, w, x); }
 /* 16 rows of 16 floats, row i at rows[i], to columns: column j at out + j * stride */
 INL void vf_transpose(const vf *rows, float *out, long stride) {
     for (int j = 0; j < 16; j++) EACH(i) out[j * stride + i] = rows[i].v[j];
+}
+
+/* bit i is set where a[i] >= b[i] */
+INL unsigned vf_ge(vf a, vf b) {
+    unsigned mask = 0;
+    EACH(i) mask |= (unsigned)(a.v[i] >= b.v[i]) << i;
+    return mask;
+}
+/* v where a >= b, else 0 */
+INL vf vf_where_ge(vf a, vf b, vf v) { VF_MAP(a.v[i] >= b.v[i] ? v.v[i] : 0.0f); }
+INL vi vi_count_up(int32_t from) {
+    vi r;
+    EACH(i) r.v[i] = from + i;
+    return r;
+}
+INL vi vi_xor(vi a, vi b) {
+    EACH(i) a.v[i] ^= b.v[i];
+    return a;
+}
+INL vi vi_shift8(vi a) {
+    EACH(i) a.v[i] = (int32_t)((uint32_t)a.v[i] >> 8);
+    return a;
+}
+INL void vi_store(uint32_t *p, vi a) { memcpy(p, a.v, 64); }
+/* the 64-bit products of unsigned lanes with m, in two halves */
+INL void vi_multiply(vi a, uint32_t m, vi *high, vi *low) {
+    EACH(i) {
+        uint64_t product = (uint64_t)(uint32_t)a.v[i] * m;
+        high->v[i] = (int32_t)(product >> 32);
+        low->v[i] = (int32_t)product;
+    }
 }

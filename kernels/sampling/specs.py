@@ -14,4 +14,14 @@ SPECS = (
         flags=frozenset({DETERMINISTIC, BATCH_INVARIANT}),
         summary="plain torch; sorts the vocabulary when filters are on",
     ),
+    KernelSpec(
+        op="sampling.sample",
+        name="cpu",
+        solution="c",
+        target="tsd.kernels.sampling.cpu:sample",
+        priority=Priority.PERFORMANT,
+        devices=frozenset({"cpu"}),
+        flags=frozenset({DETERMINISTIC, BATCH_INVARIANT}),
+        summary="C: thresholds by bisection, noise only where it could win",
+    ),
 )
