@@ -69,6 +69,18 @@ def _share(total: int, parts: int, part: int) -> int:
     return total // parts + (part < total % parts)
 
 
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """A worker ends when its stdin closes; one that does not is killed."""
+    if process.stdin is not None:
+        process.stdin.close()
+    try:
+        async with asyncio.timeout(_STOP_TIMEOUT_S):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
 class Coordinator:
     """One run. `stop()` ends it early; `on_record` and `live` serve a progress view."""
 
@@ -110,10 +122,7 @@ class Coordinator:
                     self._send(process, Go(self.outcome.started))
                 await self._gather(processes)
             finally:
-                for process in processes:
-                    if process.returncode is None:
-                        process.kill()
-                await asyncio.gather(*(process.wait() for process in processes))
+                await asyncio.gather(*(_end(process) for process in processes))
         self._account_for_unsent()
         return self.outcome
 
