@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -64,9 +65,17 @@ def compare_runs(runs: list[Result | None], confidence: float, resamples: int, s
             else:
                 samples = (latency_samples(base, row.metric), latency_samples(run, row.metric))
                 statistic = percentile_of(row.percentile)
+            if row.metric is not None and beyond_samples(row.percentile, *samples):
+                ratios.append(Ratio(measured, None, None))
+                continue
             ratios.append(ratio(*samples, statistic, measured, confidence, resamples, seed))
         compared.append(Compared(row, values, ratios))
     return compared
+
+
+def beyond_samples(percentile: float, *samples: np.ndarray) -> bool:
+    """Fewer than two requests lie above the percentile: resampling cannot tell how far it may move."""
+    return min(rows.shape[0] for rows in samples) * (1 - percentile / 100) < 2 - 1e-9
 
 
 def verdict(row: Row, found: Ratio) -> str:
@@ -88,8 +97,13 @@ def _cell(row: Row, value: float | None, found: Ratio | None) -> str:
 
 
 def print_comparison(console: Console, names: list[str], load: str, rows: list[Compared], confidence: float) -> None:
-    table = Table(title=f"{load}   (× is the ratio to {names[0]}, in brackets its {confidence:.0%} interval)")
-    table.title_justify = "left"
+    console.print()
+    console.print(
+        f"[bold]{load}[/bold] (× is the ratio to {names[0]}, in brackets its {confidence:.0%} interval)",
+        highlight=False,
+        soft_wrap=True,
+    )
+    table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("")
     for name in names:
         table.add_column(name, justify="right")

@@ -92,6 +92,14 @@ def test_equal_runs_are_not_told_apart_and_slower_ones_are() -> None:
     assert {row.key for row in ROWS} == set(rows)
 
 
+def test_a_tail_without_samples_has_no_interval() -> None:
+    rows = compare_runs([fake_run(5.0, 1, count=64), fake_run(9.0, 2, count=64)], 0.95, 200, 0)
+    found = {compared.row.key: compared.ratios[1] for compared in rows}
+    assert found["p99_tpot_ms"] is not None and found["p99_tpot_ms"].low is None
+    assert found["p50_tpot_ms"] is not None and found["p50_tpot_ms"].low is not None
+    assert verdict(ROWS[4], found["p99_tpot_ms"]) == ""
+
+
 def test_runs_are_matched_by_load() -> None:
     a = Series("a", [fake_run(5, 1, 1), fake_run(5, 1, 4)])
     b = Series("b", [fake_run(5, 1, 4), fake_run(5, 1, 8)])
