@@ -26,7 +26,7 @@ def config(tmp_path: Path) -> EngineConfig:
         max_num_seqs=8,
         max_total_tokens=2048,
         chunked_prefill_size=32,
-        deterministic=False,
+        deterministic=True,
     )
 
 
