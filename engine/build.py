@@ -84,6 +84,7 @@ def _build(config: EngineConfig, report: Report) -> EngineParts:
         info={
             "kv_cache_dtype": _name(model.kv.dtype),
             "quantization": config.quantization,
+            "grammar": "xgrammar",
             "weight_bytes": str(model.weight_bytes),
             "num_parameters": str(model.num_parameters),
             "deterministic": str(config.deterministic).lower(),

@@ -12,10 +12,11 @@ import msgspec
 
 from tsd.engine.config import EngineConfig
 from tsd.engine.executor.base import Executor
+from tsd.engine.grammars import GrammarIntake
 from tsd.engine.loop import StepLoop
 from tsd.engine.memory import MemoryPlan
 from tsd.engine.operator_view import OperatorView
-from tsd.engine.protocol import Abort, Command, Heartbeat, Ready, Reply, Submit
+from tsd.engine.protocol import Abort, Command, Heartbeat, Ready, Reply, Submit, Vocabulary
 from tsd.engine.requests import ID_MASK, LiveRequests
 from tsd.engine.stats import heartbeat_stats
 from tsd.engine.trace import Trace
@@ -72,7 +73,8 @@ class Engine:
                 namespace=parts.weights_version,
             )
         )
-        self.requests = LiveRequests(self.scheduler, parts.vocab_size)
+        self.grammars = GrammarIntake(parts.vocab_size)
+        self.requests = LiveRequests(self.scheduler, parts.vocab_size, self.grammars, self.kick)
         self.operator_view = OperatorView(self.scheduler, clock)
         self.trace = Trace(config.trace, config.engine) if config.trace else None
         self.loop = StepLoop(self.scheduler, parts.executor, self.requests, on_fault, clock, self.trace)
@@ -112,6 +114,13 @@ class Engine:
     def submit(self, channel: Channel[Any], message: Submit) -> None:
         self.requests.submit(channel, message, self.clock())
         self.loop.kick()
+
+    def kick(self) -> None:
+        self.loop.kick()
+
+    def learn_vocabulary(self, vocabulary: Vocabulary) -> None:
+        """What grammars are compiled for."""
+        self.grammars.learn(vocabulary)
 
     def abort(self, channel: Channel[Any], message: Abort) -> None:
         self.requests.abort(channel, message, self.clock())
@@ -170,6 +179,7 @@ class Engine:
 
     def close(self) -> None:
         self.loop.close()
+        self.grammars.close()
         self.parts.executor.close()
         if self.trace is not None:
             self.trace.close()

@@ -157,8 +157,8 @@ def _compile(compiler: xgrammar.GrammarCompiler, grammar: Grammar) -> xgrammar.C
     raise GrammarError(f"constraint kind {grammar.kind!r} is unknown")
 
 
-_LITERAL_OR_CLASS = re.compile(r'''(?s)"(?:\\.|[^"\\])*"|\[(\^?)((?:\\.|[^\]\\])*)\]''')
-_EXCLUDED = r'\0-\x1f\"\\'
+_LITERAL_OR_CLASS = re.compile(r"""(?s)"(?:\\.|[^"\\])*"|\[(\^?)((?:\\.|[^\]\\])*)\]""")
+_EXCLUDED = r"\0-\x1f\"\\"
 _ANY = r"\0-\U0010ffff"
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from tsd.engine.protocol import Submit, TokenLogprobs
 
@@ -17,5 +19,7 @@ class LiveRequest:
     seed: int
     """Keys the request's random stream, 0 <= seed < 2**63."""
     started: bool = False
+    make_grammar_row: Callable[[], Any] | None = None
+    """Makes the request's place in its grammar, at the beginning of its output."""
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     """Gathered until the first token goes out; None where the client did not ask."""

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from tsd.engine.executor.base import StepResult
+from tsd.engine.grammars import GrammarIntake
 from tsd.engine.live import LiveRequest
 from tsd.engine.protocol import Abort, Finished, Started, StepOutput, Submit, TokenLogprobs
 from tsd.engine.transport import Channel
@@ -25,8 +27,14 @@ log = logging.getLogger("tsd.engine")
 
 
 class LiveRequests:
-    def __init__(self, scheduler: Scheduler, vocab_size: int) -> None:
+    def __init__(
+        self, scheduler: Scheduler, vocab_size: int, grammars: GrammarIntake, kick: Callable[[], None]
+    ) -> None:
         self._scheduler = scheduler
+        self._grammars = grammars
+        self._kick = kick
+        self._compiling: set[int] = set()
+        """Requests that wait for their grammar; the scheduler does not know them yet."""
         self._vocab_size = vocab_size
         self._live: dict[int, LiveRequest] = {}
         self._channels: dict[int, Channel[Any]] = {}
@@ -58,38 +66,66 @@ class LiveRequests:
             return
         del self._channels[number]
         for key in [key for key in self._live if key >> ID_BITS == number]:
-            self._scheduler.abort(key, now)
+            if key in self._compiling:
+                self._compiling.discard(key)
+                del self._live[key]
+            else:
+                self._scheduler.abort(key, now)
 
     def submit(self, channel: Channel[Any], message: Submit, now: float) -> None:
         key = self._numbers[channel] << ID_BITS | message.id
         refusal = self._refusal(key, message)
-        if refusal is None:
-            live = LiveRequest(key, message, now, _seed(message))
-            if message.prompt_logprobs >= 0:
-                live.prompt_logprobs = [None]
-            spec = RequestSpec(
-                request_id=key,
-                prompt=np.frombuffer(message.prompt, dtype="<i4").astype(np.int32, copy=False),
-                max_tokens=message.max_tokens,
-                min_tokens=message.min_tokens,
-                stop_token_ids=message.stop_token_ids,
-                priority=message.priority,
-                # Cached prefixes have no logits: a request for prompt log-probabilities must match none.
-                salt=self._salt(message, key),
-                deadline=None if message.deadline_s is None else now + message.deadline_s,
-                payload=live,
-            )
-            self._live[key] = live
-            try:
-                self._scheduler.submit(spec, now)
-            except Refused as error:
-                del self._live[key]
-                refusal = (error.code, error.message)
         if refusal is not None:
-            code, text = refusal
-            prompt_tokens = len(message.prompt) // 4
-            end = Finished(message.id, "refused", prompt_tokens=prompt_tokens, message=text, code=code)
-            channel.send(StepOutput(0, finished=[end]))
+            self._refuse(channel, message, *refusal)
+            return
+        live = LiveRequest(key, message, now, _seed(message))
+        if message.prompt_logprobs >= 0:
+            live.prompt_logprobs = [None]
+        self._live[key] = live
+        if message.grammar is None:
+            self._schedule(channel, live, now)
+            return
+        self._compiling.add(key)
+
+        def compiled(make_row: Callable[[], Any] | None, fault: str) -> None:
+            if key not in self._compiling:
+                return
+            self._compiling.discard(key)
+            if make_row is None:
+                del self._live[key]
+                self._refuse(channel, message, "invalid_grammar", fault)
+                return
+            live.make_grammar_row = make_row
+            self._schedule(channel, live, now)
+            self._kick()
+
+        self._grammars.compile(message.grammar, compiled)
+
+    def _schedule(self, channel: Channel[Any], live: LiveRequest, now: float) -> None:
+        """Hands the request to the scheduler. `now` is when it arrived: a grammar's compilation counts as queueing."""
+        message = live.submit
+        spec = RequestSpec(
+            request_id=live.id,
+            prompt=np.frombuffer(message.prompt, dtype="<i4").astype(np.int32, copy=False),
+            max_tokens=message.max_tokens,
+            min_tokens=message.min_tokens,
+            stop_token_ids=message.stop_token_ids,
+            priority=message.priority,
+            # Cached prefixes have no logits: a request for prompt log-probabilities must match none.
+            salt=self._salt(message, live.id),
+            deadline=None if message.deadline_s is None else now + message.deadline_s,
+            payload=live,
+        )
+        try:
+            self._scheduler.submit(spec, now)
+        except Refused as error:
+            del self._live[live.id]
+            self._refuse(channel, message, error.code, error.message)
+
+    @staticmethod
+    def _refuse(channel: Channel[Any], message: Submit, code: str, text: str) -> None:
+        end = Finished(message.id, "refused", prompt_tokens=len(message.prompt) // 4, message=text, code=code)
+        channel.send(StepOutput(0, finished=[end]))
 
     def _refusal(self, key: int, message: Submit) -> tuple[str, str] | None:
         """What the front should have caught, checked again where a mistake would reach the device."""
@@ -112,7 +148,14 @@ class LiveRequests:
 
     def abort(self, channel: Channel[Any], message: Abort, now: float) -> None:
         """Unknown ids are let pass: the request may have ended while the message was on its way."""
-        self._scheduler.abort(self._numbers[channel] << ID_BITS | message.id, now, message.reason)
+        key = self._numbers[channel] << ID_BITS | message.id
+        if key in self._compiling:
+            self._compiling.discard(key)
+            live = self._live.pop(key)
+            end = Finished(message.id, message.reason, prompt_tokens=len(live.submit.prompt) // 4)
+            channel.send(StepOutput(0, finished=[end]))
+            return
+        self._scheduler.abort(key, now, message.reason)
 
     def admitted(self, admissions: list[Admission], now: float) -> None:
         for admission in admissions:

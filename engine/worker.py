@@ -31,6 +31,7 @@ from tsd.engine.protocol import (
     Reply,
     Submit,
     ToEngine,
+    Vocabulary,
 )
 from tsd.engine.transport import Channel
 
@@ -141,6 +142,8 @@ class Worker:
                 engine.submit(channel, message)
             case Abort():
                 engine.abort(channel, message)
+            case Vocabulary():
+                engine.learn_vocabulary(message)
             case Command():
                 channel.send(engine.command(message))
 

@@ -5,12 +5,15 @@ Knows Triton's launcher; imports it only when asked. Where Triton is not install
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
+
+log = logging.getLogger("tsd.kernels")
 
 
 @contextmanager
@@ -53,7 +56,9 @@ class CompilationCounter:
 
         def compiled(*_: Any, **facts: Any) -> None:
             self.count += 1
+            name = str(facts.get("repr", ""))[:400]
             if len(self.names) < 64:
-                self.names.append(str(facts.get("repr", "")).split("[")[0][:80])
+                self.names.append(name)
+            log.warning("a kernel was compiled after the engine was ready: %s", name)
 
         knobs.runtime.jit_post_compile_hook = compiled

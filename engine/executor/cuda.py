@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ RING = 4
 class Flight:
     """A step on its way: where its tokens will be, and what of it only the host knows."""
 
-    __slots__ = ("events", "plan", "ring", "rows", "sampled", "scored")
+    __slots__ = ("events", "finish", "plan", "ring", "rows", "sampled", "scored")
 
     def __init__(self, plan: ExecutionPlan, ring: int, rows: np.ndarray) -> None:
         self.plan = plan
@@ -49,6 +50,8 @@ class Flight:
         self.scored: dict[int, Any] = {}
         self.events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
         """Begin and end on the device, where steps are timed."""
+        self.finish: Callable[[], None] | None = None
+        """Queues the sampling, where it has to wait for the tokens of the step before."""
 
 
 class CudaExecutor:
@@ -132,11 +135,22 @@ class CudaExecutor:
                 flight = self._launch_decode(plan)
             else:
                 flight = self._launch_mixed(plan)
-            ended = self._event()
-            if began is not None and ended is not None:
-                flight.events = (began, ended)
-            self.tokens.bring_back(flight.ring, max(1, len(flight.rows)))
-        self._flights.append(flight)
+            if began is not None:
+                flight.events = (began, began)
+            alone = not self._flights
+            self._flights.append(flight)
+            if flight.finish is None or alone:
+                self._complete(flight)
+
+    def _complete(self, flight: Flight) -> None:
+        """Queues what is left of a step, and the way back of its tokens. Runs on the executor's stream."""
+        if flight.finish is not None:
+            flight.finish()
+            flight.finish = None
+        ended = self._event()
+        if flight.events is not None and ended is not None:
+            flight.events = (flight.events[0], ended)
+        self.tokens.bring_back(flight.ring, max(1, len(flight.rows)))
         wake.after_stream(self.tokens.stream.cuda_stream, self.landed_fd)
 
     def landed(self) -> list[StepResult | MoveResult]:
@@ -149,7 +163,12 @@ class CudaExecutor:
             results.append(self._moved.popleft())
             count -= 1
         try:
-            results.extend(self._result(self._flights.popleft()) for _ in range(count))
+            for _ in range(count):
+                results.append(self._result(self._flights.popleft()))
+                if self._flights and self._flights[0].finish is not None:
+                    # Its rows could not be masked or penalised before these tokens were known.
+                    with torch.cuda.stream(self.stream), torch.inference_mode():
+                        self._complete(self._flights[0])
             return results
         except RuntimeError as error:
             raise DeviceFault(f"a step failed: {error}") from error
@@ -224,10 +243,16 @@ class CudaExecutor:
         self.staging.send(greedy=False)
         captured = bucket in self.forward_graphs.captured
         logits = self.forward_graphs.replay(bucket) if captured else self._forward_step(bucket)
-        if not plain:
-            state = sampling.state(slots, token_index, self.device)
-        sampled = self._sample(logits[:rows], state)
-        self._keep(flight, sampled, self.staging.device.fields["slots"][:rows], slots)
+        there = self.staging.device.fields["slots"][:rows]
+
+        def draw() -> None:
+            chosen = state if plain else sampling.state(slots, token_index, self.device)
+            self._keep(flight, self._sample(logits[:rows], chosen), there, slots)
+
+        if sampling.needs_last_token(slots):
+            flight.finish = draw
+        else:
+            draw()
         return flight
 
     def _stage_updates(self, plan: ExecutionPlan) -> dict[str, np.ndarray]:
@@ -316,9 +341,16 @@ class CudaExecutor:
         if len(chosen):
             slots = plan.slots[chosen]
             token_index = plan.starts[chosen] + plan.counts[chosen] - self.rows.num_prompt[slots]
-            state = self.rows.sampling.state(slots, token_index, self.device)
             there = torch.from_numpy(slots).pin_memory().to(self.device, non_blocking=True)
-            self._keep(flight, self._sample(logits[: len(chosen)], state), there, slots)
+
+            def draw() -> None:
+                state = self.rows.sampling.state(slots, token_index, self.device)
+                self._keep(flight, self._sample(logits[: len(chosen)], state), there, slots)
+
+            if self.rows.sampling.needs_last_token(slots):
+                flight.finish = draw
+            else:
+                draw()
         offset = len(chosen)
         for row, start, count in self.rows.prompt_rows(plan):
             scored = self.rows.scored[int(plan.slots[row])]
@@ -349,14 +381,16 @@ class CudaExecutor:
     def warm_up(self) -> dict[str, Any]:
         """Compiles and runs every kernel variant, then captures the graphs; no request meets a compiler."""
         with torch.cuda.stream(self.stream), torch.inference_mode():
-            self._report("kernels", "compiling", 0.0)
+            began = time.monotonic()
             with compile_only():
                 self._touch_everything()
             torch.cuda.synchronize()
-            self._report("kernels", "running", 0.5)
+            compiled = time.monotonic()
+            self._report("kernels", f"compiled in {compiled - began:.1f} s", 0.5)
             self._run_warm_up_plans()
             if self.greedy_graphs.buckets:
                 self._capture()
+                self._report("graphs", f"captured in {time.monotonic() - compiled:.1f} s", 1.0)
         if self._timed:
             self._set_origin()
         self._compilations.start()

@@ -67,6 +67,11 @@ class Rows:
             prompt = admission.history[: admission.num_prompt].copy()
             self.scored[slot] = ScoredPrompt(admission.request_id, prompt, submit.prompt_logprobs)
         self.sampling.admit(slot, submit, request.seed, admission.history, admission.num_prompt)
+        row = None
+        if request.make_grammar_row is not None:
+            row = request.make_grammar_row()
+            row.replay(admission.history[admission.num_prompt :].tolist())
+        self.sampling.constrain(slot, row)
 
     def lay_out(self, plan: ExecutionPlan) -> HostBatch:
         """The step's rows as arrays. A decode row's token is -1 - slot: it is taken from the slot's last token."""

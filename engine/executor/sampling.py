@@ -6,13 +6,16 @@ and becomes tensors only in steps that have such a row.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 
 from tsd.engine.protocol import SamplingParams, Submit, TokenLogprobs
 from tsd.kernels.sampling.types import Sampled, SamplingState, greedy_state
+
+if TYPE_CHECKING:
+    from tsd.engine.grammar import GrammarRow
 
 
 class Edits(NamedTuple):
@@ -37,6 +40,7 @@ class SlotSampling:
         self.seeds = np.zeros(max_num_seqs, np.int64)
         self.logprobs = np.full(max_num_seqs, -1, np.int32)
         self.edits: dict[int, Edits] = {}
+        self.grammars: dict[int, GrammarRow] = {}
 
     def admit(self, slot: int, submit: Submit, seed: int, history: np.ndarray, num_prompt: int) -> None:
         params = submit.sampling
@@ -56,8 +60,32 @@ class SlotSampling:
                 seen[history[:num_prompt]] = True
             self.edits[slot] = Edits(params, submit.stop_token_ids, submit.min_tokens, counts, seen)
 
+    def constrain(self, slot: int, row: GrammarRow | None) -> None:
+        """The slot's place in its grammar, or None."""
+        if row is None:
+            self.grammars.pop(slot, None)
+        else:
+            self.grammars[slot] = row
+
+    def is_constrained(self, slots: np.ndarray) -> bool:
+        return bool(self.grammars) and any(slot in self.grammars for slot in slots.tolist())
+
+    def needs_last_token(self, slots: np.ndarray) -> bool:
+        """Whether some row's sampling depends on the very token before: a grammar's place, or counts of the output."""
+        if not self.grammars and not self.edits:
+            return False
+        return any(
+            slot in self.grammars or (slot in self.edits and self.edits[slot].counts is not None)
+            for slot in slots.tolist()
+        )
+
     def sampled(self, slots: np.ndarray, tokens: np.ndarray) -> None:
         """Tells the sparse state what its rows drew."""
+        if self.grammars:
+            for slot, token in zip(slots.tolist(), tokens.tolist(), strict=True):
+                row = self.grammars.get(slot)
+                if row is not None:
+                    row.accept(token)
         if self.edits:
             for slot, token in zip(slots.tolist(), tokens.tolist(), strict=True):
                 edit = self.edits.get(slot)
@@ -66,7 +94,7 @@ class SlotSampling:
 
     def is_plain(self, slots: np.ndarray) -> bool:
         """Whether temperature and filters are all that these rows ask for."""
-        if (self.logprobs[slots] >= 0).any():
+        if (self.logprobs[slots] >= 0).any() or self.is_constrained(slots):
             return False
         return not self.edits or not any(slot in self.edits for slot in slots.tolist())
 
@@ -78,7 +106,8 @@ class SlotSampling:
         logprobs = int(self.logprobs[slots].max()) if len(slots) else -1
         edited = [(row, self.edits[slot]) for row, slot in enumerate(slots.tolist()) if slot in self.edits]
         greedy = not self.temperature[slots].any()
-        if greedy and not edited and logprobs < 0:
+        constrained = self.is_constrained(slots)
+        if greedy and not edited and logprobs < 0 and not constrained:
             return greedy_state(len(slots), device)
         state = SamplingState(
             temperature=torch.from_numpy(self.temperature[slots]),
@@ -93,7 +122,18 @@ class SlotSampling:
         )
         if edited:
             _add_edits(state, edited, len(slots), self.vocab_size)
+        if constrained:
+            state.bitmask = self._bitmask(slots)
         return state if str(device) == "cpu" else _moved(state, device)
+
+    def _bitmask(self, slots: np.ndarray) -> torch.Tensor:
+        """int32 [S, ceil(V / 32)]: what each row's grammar allows next; all ones where a row has none."""
+        mask = torch.full((len(slots), -(-self.vocab_size // 32)), -1, dtype=torch.int32)
+        for place, slot in enumerate(slots.tolist()):
+            row = self.grammars.get(slot)
+            if row is not None:
+                row.fill(mask, place)
+        return mask
 
 
 def _moved(state: SamplingState, device: torch.device | str) -> SamplingState:
