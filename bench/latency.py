@@ -6,20 +6,25 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
 
+from tsd.bench.engine_flags import add_engine_flags
 from tsd.bench.errors import ResultError, UsageError
-from tsd.bench.offline import Offline, add_engine_flags, check_lengths, engine_config, random_prompts, run_offline
 from tsd.bench.report import number
+
+if TYPE_CHECKING:
+    from tsd.bench.offline import Offline
 
 _PERCENTILES = (10, 25, 50, 75, 90, 99)
 
 
 async def measure(offline: Offline, args: argparse.Namespace) -> dict[str, Any]:
     """Keys follow `vllm bench latency` (seconds), with time to first token and time per token beside them."""
+    from tsd.bench.offline import check_lengths, random_prompts
+
     check_lengths(offline, args.input_len, args.output_len)
     source = np.random.default_rng(args.seed)
     latencies, firsts, gaps = [], [], []
@@ -62,6 +67,8 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     if args.batch_size <= 0 or args.num_iters <= 0 or args.num_iters_warmup < 0:
         raise UsageError("--batch-size and --num-iters must be above zero")
+    from tsd.bench.offline import engine_config, run_offline
+
     result = run_offline(engine_config(args), lambda offline: measure(offline, args))
     console = Console()
     shape = f"{args.batch_size} × ({args.input_len} in, {args.output_len} out)"

@@ -5,19 +5,24 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
 
+from tsd.bench.engine_flags import add_engine_flags
 from tsd.bench.errors import UsageError
 from tsd.bench.latency import write_json
-from tsd.bench.offline import Offline, add_engine_flags, check_lengths, engine_config, random_prompts, run_offline
 from tsd.bench.report import number
+
+if TYPE_CHECKING:
+    from tsd.bench.offline import Offline
 
 
 async def measure(offline: Offline, args: argparse.Namespace) -> dict[str, Any]:
     """Keys follow `vllm bench throughput`. One short request runs first and is not counted."""
+    from tsd.bench.offline import check_lengths, random_prompts
+
     check_lengths(offline, args.input_len, args.output_len)
     source = np.random.default_rng(args.seed)
     await offline.finish([offline.submit(random_prompts(source, 1, 8, offline.vocab_size)[0], 4)])
@@ -55,6 +60,8 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     if args.num_prompts <= 0:
         raise UsageError("--num-prompts must be above zero")
+    from tsd.bench.offline import engine_config, run_offline
+
     result = run_offline(engine_config(args), lambda offline: measure(offline, args))
     Console().print(
         f"[bold]{args.num_prompts} × ({args.input_len} in, {args.output_len} out)[/bold]: "
