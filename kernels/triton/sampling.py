@@ -3,7 +3,8 @@
 `score_kernel` reads the logits once over all multiprocessors: edits, temperature, noise, and the best id of each block
 of the vocabulary. `pick_kernel`, one program a row, takes the best of the blocks. Only when the row has filters does it
 look further: the winner over all ids is also the winner over the kept ids if it is kept, and whether it is kept takes
-one count of the ids above it. If not, everything up to it is out, and the next candidate is the best of the ids above.
+one sum over the ids above it. If not, everything up to it is out, and the next candidate is the best of the ids above.
+All this happens in registers when the few hundred groups of ids with the highest tops hold what can be kept.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from tsd.kernels.triton.workspace import workspace
 
 BLOCK = 4096
 """Ids of a program of `score_kernel`."""
-GROUP: tl.constexpr = tl.constexpr(64)
-"""Neighbouring ids of which only the highest is looked at to find a first bound on the k-th largest."""
+GROUP = 64
+"""Neighbouring ids of which only the highest is looked at to find where the high scores lie."""
+KEEP = 256
+"""Groups that are looked into; a larger top-k takes passes over the whole row."""
 
 
 @triton.jit
@@ -65,8 +68,11 @@ def score_kernel(
     best_ids,
     raw_tops,
     raw_masses,
+    hot_tops,
+    hot_masses,
     V,
     BV: tl.constexpr,
+    GROUP: tl.constexpr,
     FREQUENCY: tl.constexpr,
     PRESENCE: tl.constexpr,
     REPETITION: tl.constexpr,
@@ -82,7 +88,8 @@ def score_kernel(
 ):
     """One block of one row's ids. Grid (rows, blocks); per-block outputs are [rows, blocks].
 
-    FILTERED keeps scores before and after the noise, [rows, V], and the highest of each GROUP of the former.
+    FILTERED keeps scores before and after the noise, [rows, V], and of the former each block's highest, its
+    Σ exp(score - highest), and the highest of each GROUP.
     """
     start_next(PDL)
     row = tl.program_id(0).to(tl.int64)
@@ -132,6 +139,10 @@ def score_kernel(
             tops = tl.max(tl.reshape(tl.where(live, score, -float("inf")), (BV // GROUP, GROUP)), 1)
             places = block * (BV // GROUP) + tl.arange(0, BV // GROUP)
             tl.store(group_tops + row * groups + places, tops, mask=places < groups)
+            top = tl.max(tops, 0)
+            tl.store(hot_tops + spot, top)
+            mass = tl.exp(score - tl.where(top == -float("inf"), 0.0, top))
+            tl.store(hot_masses + spot, tl.sum(tl.where(live, mass, 0.0), 0))
         if heat > 0.0:
             score += _gumbel(tl.load(seeds + row), index.to(tl.int32), ids)
         if FILTERED:
@@ -147,6 +158,20 @@ def _key(x):
     """int32 in the order of the floats."""
     bits = x.to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def _kth_key(keys, k, low, high):
+    """The largest t in low .. high that at least k of the keys reach; low must be one that they reach."""
+    low = low.to(tl.int64)
+    high = high.to(tl.int64) + 1
+    while high - low > 1:
+        middle = (low + high) >> 1
+        if tl.sum((keys >= middle.to(tl.int32)).to(tl.int32)) >= k:
+            low = middle
+        else:
+            high = middle
+    return low.to(tl.int32)
 
 
 @triton.jit
@@ -185,6 +210,100 @@ def _best_above(hot, scores, V, high, BV: tl.constexpr):
     return tl.min(tl.where(best == top, where, 2147483647), 0)
 
 
+@triton.jit
+def _among_groups(
+    hot,
+    score,
+    group_tops,
+    listed,
+    groups,
+    V,
+    top,
+    everything,
+    bound,
+    k,
+    p,
+    ranked,
+    BG: tl.constexpr,
+    KEEP: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """The winner if the ids that can be kept lie in the KEEP highest groups, else -1.
+
+    The k-th largest group top is a lower bound of the k-th largest score, so k groups hold the k highest ids. Without
+    top-k, all scores down to the KEEP-th group top are seen, which is enough if they hold the nucleus or pass `bound`.
+    """
+    g = tl.arange(0, BG)
+    tops = tl.load(group_tops + g, mask=g < groups, other=-float("inf"))
+    keys = tl.where(g < groups, _key(tops), -2147483648)
+    wanted = tl.minimum(tl.where(ranked, k, KEEP), groups)
+    ceiling = _key(top)
+    low = tl.min(tl.where(g < groups, keys, 2147483647), 0)
+    reach = _kth_key(keys, wanted, low, ceiling)
+    inside = keys >= reach
+    count = tl.sum(inside.to(tl.int32), 0)
+    found = -1
+    if count <= KEEP:
+        tl.store(listed + tl.cumsum(inside.to(tl.int32), 0) - 1, g, mask=inside)
+        tl.debug_barrier()
+        place = tl.arange(0, KEEP)
+        group = tl.load(listed + place, mask=place < count, other=0)
+        ids = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+        live = (place < count)[:, None] & (ids < V)
+        x = tl.load(hot + ids, mask=live, other=-float("inf"))
+        noisy = tl.load(score + ids, mask=live, other=-float("inf"))
+        key = tl.where(live, _key(x), -2147483648)
+        mass = tl.exp(x - top)
+        # With every group at hand nothing lies below their reach.
+        reach = tl.where((wanted == groups) & (ranked == 0), -2147483647, reach)
+        seen = key >= reach
+        whole = everything
+        if ranked:
+            if tl.sum(seen.to(tl.int32)) > k:
+                reach = _kth_key(key, k, reach, ceiling)
+                seen = key >= reach
+            whole = tl.sum(tl.where(seen, mass, 0.0))
+        lowest = tl.min(tl.where(seen, x, float("inf")))
+        enough = tl.sum(tl.where(seen, mass, 0.0)) >= p * everything
+        if ranked | (wanted == groups) | ((p < 1.0) & enough) | (bound >= lowest):
+            seen = seen & (x >= bound)
+            last = -float("inf")
+            above = 1.0
+            while (above > 0.0) & ((p < 1.0) | (found < 0)) & ((found < 0) | (above >= p * whole)):
+                rivals = seen & (x > last)
+                best = tl.max(tl.where(rivals, noisy, -float("inf")))
+                found = tl.min(tl.where(rivals & (noisy == best), ids, 2147483647))
+                last = tl.max(tl.where(ids == found, x, -float("inf")))
+                above = tl.sum(tl.where(key >= reach, tl.where(x > last, mass, 0.0), 0.0))
+    return found
+
+
+@triton.jit
+def _by_elimination(hot, score, V, top, everything, bound, token, k, p, ranked, BV: tl.constexpr):
+    """The winner among the kept ids, whatever they are: passes over the row until a candidate is kept."""
+    x = tl.load(hot + token)
+    floor = tl.full([], -2147483648, tl.int32)
+    count, whole, above, mass = _census(hot, V, floor, x, top, BV)
+    whole = everything
+    if ranked & (p < 1.0):
+        low = floor.to(tl.int64)
+        high = _key(top).to(tl.int64) + 1
+        while (high - low > 1) & (count != k):
+            middle = (low + high) >> 1
+            reached, reached_mass, _, _ = _census(hot, V, middle.to(tl.int32), x, top, BV)
+            if reached >= k:
+                low = middle
+                count = reached
+                whole = reached_mass
+            else:
+                high = middle
+    while (above > 0) & ((ranked & (above >= k)) | ((p < 1.0) & (mass >= p * whole)) | (x < bound)):
+        token = _best_above(hot, score, V, x, BV)
+        x = tl.load(hot + token)
+        _, _, above, mass = _census(hot, V, 2147483647, x, top, BV)
+    return token
+
+
 @triton.jit(do_not_specialize=["groups", "blocks"])
 def pick_kernel(
     best_scores,
@@ -195,6 +314,9 @@ def pick_kernel(
     groups,
     raw_tops,
     raw_masses,
+    hot_tops,
+    hot_masses,
+    listed,
     logits,
     top_k,
     top_p,
@@ -210,6 +332,8 @@ def pick_kernel(
     BB: tl.constexpr,
     BG: tl.constexpr,
     BV: tl.constexpr,
+    KEEP: tl.constexpr,
+    GROUP: tl.constexpr,
     FILTERED: tl.constexpr,
     LOGPROBS: tl.constexpr,
     FEED: tl.constexpr,
@@ -234,41 +358,22 @@ def pick_kernel(
         ranked = (k > 0) & (k < V)
         if (tl.load(temperature + row) > 0.0) & (ranked | (p < 1.0) | (least > 0.0)):
             hot = hot_in + row * V
-            g = tl.arange(0, BG)
-            tops = tl.load(group_tops + row * groups + g, mask=g < groups, other=-float("inf"))
-            top = tl.max(tops, 0)
-            floor = tl.full([], -2147483647, tl.int32)
-            if ranked & (p < 1.0) & (k <= groups):
-                keys = _key(tops)
-                ceiling = _key(top)
-                low = tl.min(tl.where(g < groups, keys, 2147483647), 0).to(tl.int64)
-                high = ceiling.to(tl.int64) + 1
-                while high - low > 1:
-                    middle = (low + high) >> 1
-                    if tl.sum((keys >= middle.to(tl.int32)).to(tl.int32), 0) >= k:
-                        low = middle
-                    else:
-                        high = middle
-                floor = low.to(tl.int32)
-            x = tl.load(hot + token)
-            count, whole, above, mass = _census(hot, V, floor, x, top, BV)
-            if ranked & (p < 1.0) & (count > k):
-                low = floor.to(tl.int64)
-                high = _key(top).to(tl.int64) + 1
-                while (high - low > 1) & (count != k):
-                    middle = (low + high) >> 1
-                    found, found_mass, _, _ = _census(hot, V, middle.to(tl.int32), x, top, BV)
-                    if found >= k:
-                        low = middle
-                        count = found
-                        whole = found_mass
-                    else:
-                        high = middle
+            score = score_in + row * V
+            block_tops = tl.load(hot_tops + row * blocks + b, mask=b < blocks, other=-float("inf"))
+            masses = tl.load(hot_masses + row * blocks + b, mask=b < blocks, other=0.0)
+            top = tl.max(block_tops, 0)
+            everything = tl.sum(masses * tl.exp(block_tops - top), 0)
             bound = tl.where(least > 0.0, top + tl.log(tl.where(least > 0.0, least, 1.0)), -float("inf"))
-            while (above > 0) & ((ranked & (above >= k)) | ((p < 1.0) & (mass >= p * whole)) | (x < bound)):
-                token = _best_above(hot, score_in + row * V, V, x, BV)
-                x = tl.load(hot + token)
-                _, _, above, mass = _census(hot, V, 2147483647, x, top, BV)
+            found = -1
+            if (ranked & (k > KEEP)) == 0:
+                found = _among_groups(
+                    hot, score, group_tops + row * groups, listed + row * KEEP, groups, V, top, everything, bound,
+                    k, p, ranked, BG, KEEP, GROUP,
+                )  # fmt: skip
+            if found >= 0:
+                token = found
+            else:
+                token = _by_elimination(hot, score, V, top, everything, bound, token, k, p, ranked, BV)
     tl.store(tokens + row, token)
     if FEED:
         tl.store(feed + tl.load(feed_rows + row), token)
@@ -307,12 +412,11 @@ def sample(
     ranks = torch.empty(rows, dtype=torch.int32, device=device) if state.logprobs >= 0 else None
     filtered = state.filtered and not state.greedy
     blocks = triton.cdiv(vocab, BLOCK)
-    groups = triton.cdiv(vocab, GROUP.value)
-    per_row = 4 * blocks + (2 * vocab + groups if filtered else 0)
-    scratch = workspace(device).floats(rows * per_row)
-    best_scores, best_ids, raw_tops, raw_masses = scratch[: 4 * rows * blocks].view(4, rows * blocks)
-    rest = scratch[4 * rows * blocks :]
-    hot, scores, group_tops = rest, rest[rows * vocab :], rest[2 * rows * vocab :]
+    groups = triton.cdiv(vocab, GROUP)
+    sizes = [rows * blocks] * 6 + [rows * size if filtered else 0 for size in (groups, KEEP, vocab, vocab)]
+    scratch = workspace(device).floats(sum(sizes))
+    parts = scratch[: sum(sizes)].split(sizes)
+    best_scores, best_ids, raw_tops, raw_masses, hot_tops, hot_masses, group_tops, listed, hot, scores = parts
     pdl, launch = dependent(device)
     none = logits
     bias_ids, stop_ids, bitmask = state.bias_ids, state.stop_ids, state.bitmask
@@ -342,8 +446,11 @@ def sample(
         best_ids.view(torch.int32),
         raw_tops,
         raw_masses,
+        hot_tops,
+        hot_masses,
         vocab,
         BV=BLOCK,
+        GROUP=GROUP,
         FREQUENCY=state.frequency_penalty is not None,
         PRESENCE=state.presence_penalty is not None,
         REPETITION=state.repetition_penalty is not None,
@@ -368,6 +475,9 @@ def sample(
         groups,
         raw_tops,
         raw_masses,
+        hot_tops,
+        hot_masses,
+        listed.view(torch.int32),
         logits,
         state.top_k,
         state.top_p,
@@ -383,6 +493,8 @@ def sample(
         BB=triton.next_power_of_2(blocks),
         BG=triton.next_power_of_2(groups) if filtered else 1,
         BV=8192,
+        KEEP=KEEP,
+        GROUP=GROUP,
         FILTERED=filtered,
         LOGPROBS=logprobs is not None,
         FEED=feed is not None and feed_rows is not None,
