@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import torch
 
 from tsd.kernels.triton import attention, linear
+from tsd.kernels.triton.norm import silu_mul
 
 
 @dataclass(frozen=True)
@@ -97,10 +98,14 @@ class LayerBuffers:
         return [one(w) for w in self.weights]
 
     def library_launches(self) -> list[Callable[[], object]]:
-        """The vendor's product alone, nothing fused."""
+        """The same function by the vendor's product, with norm and activation as kernels of their own."""
 
         def one(w: torch.Tensor) -> Callable[[], object]:
-            return lambda: torch.nn.functional.linear(self.x, w)
+            def call() -> torch.Tensor:
+                y = linear.library(self.x, w, bias=None, norm=self.norm, eps=1e-6, act=False, residual=self.residual)
+                return silu_mul(y) if self.layer.gated else y
+
+            return call
 
         return [one(w) for w in self.weights]
 
@@ -170,6 +175,9 @@ class PagedBuffers:
         shape = (2, self.batch.pages, page_size, model.num_kv, model.head_dim)
         self.caches = [random(*shape) for _ in range(copies)]
         self.out = torch.empty((rows * query, model.num_q * model.head_dim), dtype=self.q.dtype, device="cuda")
+        self.qkv = random(rows * query, (model.num_q + 2 * model.num_kv) * model.head_dim)
+        self.gain = random(model.head_dim)
+        self.cos_sin = torch.rand(length + 1, model.head_dim, device="cuda")
 
     def launches(
         self,
@@ -195,6 +203,28 @@ class PagedBuffers:
                 floor=floor,
                 target=target,
                 ahead=ahead,
+            )
+
+        return [one(cache) for cache in self.caches]
+
+    def fused_launches(self) -> list[Callable[[], object]]:
+        """Decode with norms, rope and cache write in the same launch."""
+        model = self.model
+
+        def one(cache: torch.Tensor) -> Callable[[], object]:
+            return lambda: attention.rope_decode(
+                self.qkv,
+                cache[0],
+                cache[1],
+                self.batch,
+                self.cos_sin,
+                model.head_dim**-0.5,
+                num_q=model.num_q,
+                num_kv=model.num_kv,
+                head_dim=model.head_dim,
+                q_norm=self.gain,
+                k_norm=self.gain,
+                eps=1e-6,
             )
 
         return [one(cache) for cache in self.caches]

@@ -80,6 +80,8 @@ def time_attention(rows: list[Row]) -> None:
                 partial(function, buffers.q, c[0], c[1], buffers.batch, model.head_dim**-0.5) for c in buffers.caches
             ]
             report(rows, op, shape, microseconds(calls, fill=8), floor)
+        if query == 1:
+            report(rows, "rope+attention", shape, microseconds(buffers.fused_launches(), fill=8), floor)
         del buffers
 
 
@@ -161,12 +163,31 @@ class StepBuffers:
             eps=1e-6,
         )
 
-    def step(self, gated: bool = True) -> torch.Tensor:
-        """One step: embedding to sampled tokens."""
+    def attend(self, qkv: torch.Tensor, layer: int, fused: bool) -> torch.Tensor:
+        k, v = self.caches[layer]
+        scale = self.model.head_dim**-0.5
+        if not fused:
+            return attention.paged(self.rope(qkv, layer), k, v, self.batch, scale)
+        return attention.rope_decode(
+            qkv,
+            k,
+            v,
+            self.batch,
+            self.cos_sin,
+            scale,
+            num_q=self.model.num_q,
+            num_kv=self.model.num_kv,
+            head_dim=self.model.head_dim,
+            q_norm=self.head_gain,
+            k_norm=self.head_gain,
+            eps=1e-6,
+        )
+
+    def step(self, gated: bool = True, fused: bool = False) -> torch.Tensor:
+        """One step, embedding to sampled tokens; `gated` and `fused` pick the larger fusions."""
         h = embedding.lookup(self.tokens, self.table)
         for layer, (qkv_w, out_w, gate_w, down_w) in enumerate(self.blocks):
-            q = self.rope(linear.linear(h, qkv_w, norm=self.gain, eps=1e-6), layer)
-            a = attention.paged(q, self.caches[layer][0], self.caches[layer][1], self.batch, self.model.head_dim**-0.5)
+            a = self.attend(linear.linear(h, qkv_w, norm=self.gain, eps=1e-6), layer, fused)
             h = linear.linear(a, out_w, residual=h)
             if gated:
                 g = linear.gated(h, gate_w, norm=self.gain, eps=1e-6)
@@ -187,13 +208,15 @@ class StepBuffers:
 
 
 def time_steps(rows: list[Row], profiled: bool) -> None:
-    """Whole decode steps, in one graph each."""
+    """Whole steps, in one graph each: decode at 1, 32 and 256 rows, and a prompt of 1,024 tokens."""
     for name in MODELS:
-        for count, length in ((1, 256), (32, 1088), (256, 576)):
-            buffers = StepBuffers(MODELS[name], count, length)
-            for gated in (True, False):
-                us = microseconds([partial(buffers.step, gated)], replays=5, fill=1)
-                report(rows, "step", f"{name} {count}x{length}{' gated' if gated else ''}", us, buffers.floor())
+        for count, length, query in ((1, 256, 1), (32, 1088, 1), (256, 576, 1), (1, 1024, 1024)):
+            buffers = StepBuffers(MODELS[name], count, length, query)
+            for gated, fused in ((True, True), (True, False), (False, False)):
+                if query == 1 or not fused:
+                    us = microseconds([partial(buffers.step, gated, fused)], replays=5, fill=1)
+                    shape = f"{name} {count}x{length} q{query}{' gated' if gated else ''}{' fused' if fused else ''}"
+                    report(rows, "step", shape, us, buffers.floor())
             if profiled and count <= 32:
                 breakdown(buffers)
             del buffers
@@ -202,8 +225,9 @@ def time_steps(rows: list[Row], profiled: bool) -> None:
 
 def breakdown(buffers: StepBuffers) -> None:
     """Prints where one step's time goes by kernel. Dependent launches overlap, so the parts add up to more."""
-    buffers.step()
-    graph = graph_of([buffers.step])
+    step = partial(buffers.step, True, buffers.batch.max_query_len == 1)
+    step()
+    graph = graph_of([step])
     graph.replay()
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import triton
 
 from tsd.kernels.attention.reference import PagedBatch
 from tsd.kernels.triton.paged import paged_kernel
+from tsd.kernels.triton.solo import solo_kernel
 from tsd.kernels.triton.target import dependent, dot_precision
 from tsd.kernels.triton.workspace import COUNTERS, workspace
 
@@ -34,10 +35,7 @@ class Rope:
     eps: float
 
 
-SHORT = Tiling(rows=16, keys=64, warps=4, stages=7)
-"""Decode of few rows: a deep pipeline, since latency is all there is."""
-DECODE = Tiling(rows=16, keys=64, warps=4, stages=3)
-"""Decode of many rows: small programs, five to a multiprocessor."""
+DECODE = Tiling(rows=64, keys=64, warps=4, stages=5)
 PREFILL = Tiling(rows=64, keys=64, warps=4, stages=5)
 INVARIANT = Tiling(rows=64, keys=64, warps=4, stages=5)
 FLOOR = 128
@@ -47,6 +45,9 @@ PROGRAMS = 264
 AHEAD = 128
 """Keys of a program that are prefetched while the kernel before drains."""
 MOST_SPLITS = 64
+SOLO_ROWS = 4
+"""Most rows that `solo.py` decodes."""
+SOLO_KEYS = 64
 
 
 def splits_for(rows: int, num_kv: int) -> int:
@@ -145,16 +146,68 @@ def decode(
     out: torch.Tensor,
     batch: PagedBatch,
     scale: float,
-    group: int,
     rope: Rope | None = None,
 ) -> None:
     """Rows of one token; the others are left alone."""
-    units = batch.num_rows * k_cache.shape[2]
-    tiling = SHORT if units < PROGRAMS // 2 else DECODE
-    if group > tiling.rows:
-        tiling = replace(tiling, rows=triton.next_power_of_2(group))
     splits = splits_for(batch.num_rows, k_cache.shape[2])
-    run(q, k_cache, v_cache, out, batch, scale, tiling, decode=True, splits=splits, rope=rope)
+    run(q, k_cache, v_cache, out, batch, scale, DECODE, decode=True, splits=splits, rope=rope)
+
+
+def solo(
+    qkv: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    out: torch.Tensor,
+    batch: PagedBatch,
+    scale: float,
+    rope: Rope,
+    keys: int = SOLO_KEYS,
+    warps: int = 4,
+    splits: int = 0,
+) -> None:
+    """One launch of `solo_kernel`; see there. `splits` 0 chooses."""
+    page_size, num_kv, head_dim = k_cache.shape[1:]
+    group = out.shape[1] // head_dim // num_kv
+    rows = batch.num_rows
+    splits = splits or MOST_SPLITS // triton.next_power_of_2(rows)
+    padded, padded_group = triton.next_power_of_2(head_dim), triton.next_power_of_2(group)
+    scratch = workspace(qkv.device)
+    pdl, launch = dependent(qkv.device)
+    solo_kernel[(rows * splits * num_kv,)](
+        qkv,
+        k_cache,
+        v_cache,
+        out,
+        scratch.floats(rows * num_kv * splits * padded_group * (padded + 2)),
+        scratch.counters,
+        batch.query_start,
+        batch.kv_lens,
+        batch.kv_slots,
+        batch.page_table,
+        batch.page_table.stride(0),
+        splits,
+        scale * math.log2(math.e),
+        rope.cos_sin,
+        rope.q_norm if rope.q_norm is not None else qkv,
+        rope.k_norm if rope.k_norm is not None else qkv,
+        rope.eps,
+        HKV=num_kv,
+        G=group,
+        GP=padded_group,
+        BM=max(16, padded_group),
+        D=head_dim,
+        DP=padded,
+        PAGE=page_size,
+        BN=keys,
+        MOST=MOST_SPLITS,
+        R=rope.cos_sin.shape[1],
+        Q_NORM=rope.q_norm is not None,
+        K_NORM=rope.k_norm is not None,
+        PRECISION=dot_precision(qkv.dtype),
+        PDL=pdl,
+        num_warps=warps,
+        **launch,
+    )
 
 
 def rope_decode(
@@ -177,7 +230,10 @@ def rope_decode(
     A row's token is at position kv_lens - 1; rows whose kv_slot is -1 write nothing.
     """
     out = torch.empty((qkv.shape[0], num_q * head_dim), dtype=qkv.dtype, device=qkv.device)
-    decode(qkv, k_cache, v_cache, out, batch, scale, num_q // num_kv, Rope(cos_sin, q_norm, k_norm, eps))
+    if batch.num_rows <= SOLO_ROWS:
+        solo(qkv, k_cache, v_cache, out, batch, scale, Rope(cos_sin, q_norm, k_norm, eps))
+        return out
+    decode(qkv, k_cache, v_cache, out, batch, scale, Rope(cos_sin, q_norm, k_norm, eps))
     return out
 
 
@@ -191,9 +247,8 @@ def paged(
     """
     tokens, num_q, head_dim = q.shape
     out = torch.empty((tokens, num_q * head_dim), dtype=q.dtype, device=q.device)
-    group = num_q // k_cache.shape[2]
     if batch.num_decode > 0 or batch.max_query_len == 1:
-        decode(q, k_cache, v_cache, out, batch, scale, group)
+        decode(q, k_cache, v_cache, out, batch, scale)
     if batch.max_query_len > 1:
         run(q, k_cache, v_cache, out, batch, scale, PREFILL, decode=False, singles=batch.num_decode == 0)
     return out

@@ -133,7 +133,11 @@ def test_rope_write(num_q: int, num_kv: int, head_dim: int, rotary: int) -> None
 
 
 @pytest.mark.parametrize("normed", [False, True])
-def test_rope_decode(normed: bool) -> None:
+@pytest.mark.parametrize("solo_rows", [0, 4])
+def test_rope_decode(normed: bool, solo_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways, the one for few rows with chunks of one and of several blocks."""
+    monkeypatch.setattr(attention, "SOLO_ROWS", solo_rows)
+    monkeypatch.setattr(attention, "MOST_SPLITS", 16)
     torch.manual_seed(5)
     num_q, num_kv, head_dim = 4, 2, 48
     batch = paged_batch([1, 1, 1, 1], [300, 1, 64, 129], 16, 4)

@@ -72,7 +72,7 @@ def float_linear(x: torch.Tensor, w: torch.Tensor, **options: object) -> torch.T
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16, FP32])
-@pytest.mark.parametrize("rows", [1, 2, 16, 33, 64, 200])
+@pytest.mark.parametrize("rows", [1, 2, 33, 64, 200])
 @pytest.mark.parametrize("n, k", [(1024, 3072), (4096, 1024)])
 def test_linear(dtype: torch.dtype, rows: int, n: int, k: int) -> None:
     w = normal(n, k, dtype=dtype, scale=k**-0.5)
@@ -134,6 +134,26 @@ def test_rope_write(num_q: int, num_kv: int, head_dim: int) -> None:
     near(got, attention_reference.rope_write(qkv, caches[2], caches[3], batch, cos_sin, **options, **gains), 4e-3)
     near(caches[0], caches[2], 4e-3)
     assert torch.equal(caches[1], caches[3])
+
+
+@pytest.mark.parametrize("num_q, num_kv, page_size", [(16, 8, 64), (32, 8, 16)])
+def test_rope_decode(num_q: int, num_kv: int, page_size: int) -> None:
+    """The fused launch gives the bits of rope_write and decode one after the other."""
+    lengths = [300, 1, 64, 4000, 129]
+    batch = ragged_batch([1] * 5, lengths, page_size, 5)
+    batch.kv_slots[2] = -1
+    qkv = normal(5, (num_q + 2 * num_kv) * 128)
+    angles = torch.rand(4096, 64, device="cuda") * 6
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
+    options = {"num_q": num_q, "num_kv": num_kv, "head_dim": 128, "eps": 1e-6}
+    gains = {"q_norm": normal(128), "k_norm": normal(128)}
+    mine = normal(2, batch.pages, page_size, num_kv, 128)
+    theirs = mine.clone()
+    got = attention.rope_decode(qkv, mine[0], mine[1], batch, cos_sin, 0.1, **options, **gains)
+    q = rope.rope_write(qkv, theirs[0], theirs[1], batch, cos_sin, **options, **gains)
+    wanted = attention_reference.paged(q.float(), theirs[0].float(), theirs[1].float(), batch, 0.1)
+    near(got, wanted)
+    assert torch.equal(mine, theirs)
 
 
 CASES = {
@@ -211,10 +231,12 @@ def test_sample(vocab: int, scale: float) -> None:
             near(got.logprobs[kept], wanted.logprobs[kept], 1e-4)
 
 
-def test_chain_in_a_graph() -> None:
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("rows", [1, 3, 40])
+def test_chain_in_a_graph(fused: bool, rows: int) -> None:
     """Dependent launches in a CUDA graph give the bits of the same launches one by one."""
-    hidden, inter, num_q, num_kv, dim, rows, depth = 1024, 3072, 16, 8, 128, 3, 6
-    batch = ragged_batch([1] * rows, [70, 300, 1000], 64, rows)
+    hidden, inter, num_q, num_kv, dim, depth = 1024, 3072, 16, 8, 128, 6
+    batch = ragged_batch([1] * rows, [(70 + 410 * row) % 1000 + 1 for row in range(rows)], 64, rows)
     angles = torch.rand(1024, dim // 2, device="cuda") * 6
     cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
     table = dense(normal(500, hidden))
@@ -230,7 +252,7 @@ def test_chain_in_a_graph() -> None:
     ]
     gain, head_gain = normal(hidden), normal(dim)
     heads = {"num_q": num_q, "num_kv": num_kv, "head_dim": dim, "q_norm": head_gain, "k_norm": head_gain, "eps": 1e-6}
-    tokens = torch.tensor([5, 9, 400], dtype=torch.int32, device="cuda")
+    tokens = torch.arange(rows, dtype=torch.int32, device="cuda") * 11
     state = greedy_state(rows, "cuda")
 
     def step(pause: bool) -> list[torch.Tensor]:
@@ -242,8 +264,11 @@ def test_chain_in_a_graph() -> None:
         h = done(embedding.lookup(tokens, table))
         for qkv_w, out_w, gate_w, down_w, cache in blocks:
             qkv = done(linear.linear(h, qkv_w, norm=gain, eps=1e-6))
-            q = done(rope.rope_write(qkv, cache[0], cache[1], batch, cos_sin, **heads))
-            a = done(attention.paged(q, cache[0], cache[1], batch, dim**-0.5))
+            if fused:
+                a = done(attention.rope_decode(qkv, cache[0], cache[1], batch, cos_sin, dim**-0.5, **heads))
+            else:
+                q = done(rope.rope_write(qkv, cache[0], cache[1], batch, cos_sin, **heads))
+                a = done(attention.paged(q, cache[0], cache[1], batch, dim**-0.5))
             h = done(linear.linear(a, out_w, residual=h))
             g = done(linear.gated(h, gate_w, norm=gain, eps=1e-6))
             h = done(linear.linear(g, down_w, residual=h))
@@ -257,7 +282,7 @@ def test_chain_in_a_graph() -> None:
         got = step(pause=False)
     for _ in range(20):
         graph.replay()
-    torch.cuda.synchronize()
-    for mine, theirs in zip(got, wanted, strict=True):
-        assert torch.isfinite(mine).all()
-        assert torch.equal(mine, theirs)
+        torch.cuda.synchronize()
+        for mine, theirs in zip(got, wanted, strict=True):
+            assert torch.isfinite(mine).all()
+            assert torch.equal(mine, theirs)
