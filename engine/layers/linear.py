@@ -17,7 +17,9 @@ from tsd.kernels.weight import Weight
 class Linear(Layer):
     """y [T, N] = f(x) @ W.T + bias (+ residual). Several named projections of one input are fused into one matrix.
 
-    After `load`, `call(x)` or, if built with `residual`, `call(x, residual=h)` runs the chosen kernel.
+    After `load`, `call(x)` or, if built with `residual`, `call(x, residual=h)` runs the chosen kernel. A layer that
+    `gates` another, whose activation its outputs feed, applies that activation itself where a kernel can: it then
+    answers half as many columns, and the other layer does without.
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class Linear(Layer):
         act: str | None = None,
         residual: bool = False,
         tied: bool = False,
+        gates: Linear | None = None,
         placement: Placement = Placement.REPLICATED,
     ) -> None:
         assert len(names) == len(out_features)
@@ -46,8 +49,11 @@ class Linear(Layer):
         self.norm_name = norm
         self.eps = eps
         self.act = act
+        self.gated_before = False
         self.has_residual = residual
         self.tied = tied
+        self.gates = gates
+        self.op = "gemm.linear"
         self.placement = placement
         self.method = "dense"
         self.weight: Weight | None = None
@@ -94,13 +100,13 @@ class Linear(Layer):
         if self.norm_name:
             options["norm"] = read_vector(self.site, source, [f"{self.norm_name}.weight"], (self.in_features,))
             options["eps"] = self.eps
-        if self.act:
+        if self.act and not self.gated_before:
             options["act"] = self.act
         self.call = partial(self.selection.fn, **options)
 
     def uses(self) -> list[KernelUse]:
         assert self.selection is not None, "plan() comes first"
-        return [KernelUse(self.role, "gemm.linear", self.method, self.shape, 1, self.selection)]
+        return [KernelUse(self.role, self.op, self.method, self.shape, 1, self.selection)]
 
     @property
     def weight_bytes(self) -> int:
@@ -117,13 +123,19 @@ class Linear(Layer):
             "k": columns,
             "bias": self.has_bias,
             "norm": bool(self.norm_name),
-            "act": self.act or "",
+            "act": (self.act or "") if not self.gated_before else "",
             "residual": self.has_residual,
         }
 
     def _settle(self, method: str) -> None:
         self.method = method
-        self.selection = self.site.select("gemm.linear", self.traits, method)
+        found = None
+        if self.gates is not None and not self.has_bias:
+            found = self.site.fused("gemm.gated", self.traits, method)
+        if found is not None and self.gates is not None:
+            self.op = "gemm.gated"
+            self.gates.gated_before = True
+        self.selection = found or self.site.select("gemm.linear", self.traits, method)
 
 
 def _unloaded(*_: object, **__: object) -> torch.Tensor:

@@ -12,7 +12,7 @@ import torch
 
 from tsd.engine.weights.source import WeightSource
 from tsd.kernels.registry import select
-from tsd.kernels.spec import Priority, Selection, TraitValue
+from tsd.kernels.spec import NoKernel, Priority, Selection, TraitValue
 
 QUANTIZED = ("int8", "q8_0", "q4_1")
 """Methods that dense weights can be rounded to at load."""
@@ -56,6 +56,14 @@ class Site:
             objective=self.objective,
             config=self.overrides,
         )
+
+    def fused(self, op: str, traits: Mapping[str, TraitValue], method: str = "") -> Selection | None:
+        """A kernel for an operation that joins several steps, if there is one above the reference."""
+        try:
+            found = self.select(op, traits, method)
+        except NoKernel:
+            return None
+        return found if found.spec.priority > Priority.REFERENCE else None
 
     def gains(self, op: str, traits: Mapping[str, TraitValue], method: str) -> bool:
         """Whether a kernel reads weights packed as `method`; the reference, which unpacks them each time, is none."""

@@ -200,17 +200,6 @@ class Decoder:
             residual=True,
             placement=Placement.ROW,
         )
-        gate_up = Linear(
-            site,
-            "gate_up",
-            names("gate_up"),
-            config.hidden_size,
-            (config.intermediate_size, config.intermediate_size),
-            bias=shape.mlp_bias,
-            norm=names("mlp_norm")[0],
-            eps=eps,
-            placement=Placement.COLUMN,
-        )
         down = Linear(
             site,
             "down",
@@ -221,5 +210,17 @@ class Decoder:
             act="silu_mul",
             residual=True,
             placement=Placement.ROW,
+        )
+        gate_up = Linear(
+            site,
+            "gate_up",
+            names("gate_up"),
+            config.hidden_size,
+            (config.intermediate_size, config.intermediate_size),
+            bias=shape.mlp_bias,
+            norm=names("mlp_norm")[0],
+            eps=eps,
+            gates=down,
+            placement=Placement.COLUMN,
         )
         return qkv, attention, out, gate_up, down

@@ -33,3 +33,9 @@ def linear(
         x = rms(x, norm, eps)
     y = F.linear(x, weight.dequantize(x.dtype), bias)
     return y if residual is None else residual + y
+
+
+def gated(x: torch.Tensor, weight: Weight, *, norm: torch.Tensor | None = None, eps: float = 0.0) -> torch.Tensor:
+    """silu(f(x) @ G.T) * (f(x) @ U.T) [T, N] in x's dtype, for a weight [2N, K] = G over U; f as in `linear`."""
+    gate, up = linear(x, weight, norm=norm, eps=eps).chunk(2, dim=-1)
+    return F.silu(gate) * up

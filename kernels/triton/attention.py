@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -38,6 +38,8 @@ class Rope:
 DECODE = Tiling(rows=64, keys=64, warps=4, stages=5)
 PREFILL = Tiling(rows=64, keys=64, warps=4, stages=5)
 INVARIANT = Tiling(rows=64, keys=64, warps=4, stages=5)
+EXACT = Tiling(rows=16, keys=32, warps=4, stages=3)
+"""All of the above in float32, which multiplies without tensor cores."""
 FLOOR = 128
 """Keys below which a row is not split."""
 PROGRAMS = 264
@@ -82,6 +84,8 @@ def run(
     page_size, num_kv, head_dim = k_cache.shape[1:]
     tokens = q.shape[0]
     num_q = out.shape[1] // head_dim
+    if q.dtype == torch.float32:
+        tiling = replace(EXACT, rows=max(EXACT.rows, triton.next_power_of_2(num_q // num_kv)))
     group = num_q // num_kv
     rows = batch.num_rows
     padded = triton.next_power_of_2(head_dim)

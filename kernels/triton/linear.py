@@ -101,6 +101,14 @@ def plan_for(device: torch.device, n: int, k: int, rows: int, gated: bool) -> Pl
     return default_plan(n, k, rows, gated=gated)
 
 
+def _plan(x: torch.Tensor, n: int, k: int, *, gated: bool) -> Plan:
+    """What serves x; tilings for several rows were measured on tensor cores, which float32 does without."""
+    rows = x.shape[0]
+    if not 0 < rows <= SKINNY_ROWS or (rows > 1 and x.dtype == torch.float32):
+        return None
+    return plan_for(x.device, n, k, bucket(rows), gated)
+
+
 def launch(
     plan: Gemv | Skinny,
     x: torch.Tensor,
@@ -212,7 +220,7 @@ def linear(
     w = weight.tensors["w"]
     n, k = w.shape
     rows = x.shape[0]
-    plan = plan_for(x.device, n, k, bucket(rows), False) if 0 < rows <= SKINNY_ROWS else None
+    plan = _plan(x, n, k, gated=False)
     if act is not None and norm is not None:
         x, act = silu_mul(x), None
     if plan is not None:
@@ -250,7 +258,7 @@ def gated(x: torch.Tensor, weight: Weight, *, norm: torch.Tensor | None = None, 
     w = weight.tensors["w"]
     n, k = w.shape[0] // 2, w.shape[1]
     rows = x.shape[0]
-    plan = plan_for(x.device, n, k, bucket(rows), True) if 0 < rows <= SKINNY_ROWS else None
+    plan = _plan(x, n, k, gated=True)
     if plan is None:
         return silu_mul(library(x, w, bias=None, norm=norm, eps=eps, act=False, residual=None))
     y = torch.empty((rows, n), dtype=x.dtype, device=x.device)

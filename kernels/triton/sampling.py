@@ -149,7 +149,9 @@ def score_kernel(
             tl.store(score_out + row * V + ids, score, mask=live)
     score = tl.where(live, score, -float("inf"))
     best, place = tl.max(score, 0, return_indices=True, return_indices_tie_break_left=True)
-    tl.store(best_scores + spot, best)
+    # A logit that is no number, or a score beyond all bounds, poisons the row: `pick_kernel` answers -1.
+    poison = tl.max(((score != score) | (score == float("inf"))).to(tl.int32), 0)
+    tl.store(best_scores + spot, tl.where(poison != 0, float("nan"), best))
     tl.store(best_ids + spot, block * BV + place)
 
 
@@ -349,14 +351,16 @@ def pick_kernel(
     wait_previous(PDL)
     scores = tl.load(best_scores + row * blocks + b, mask=b < blocks, other=-float("inf"))
     ids = tl.load(best_ids + row * blocks + b, mask=b < blocks, other=2147483647)
-    token = tl.min(tl.where(scores == tl.max(scores, 0), ids, 2147483647), 0)
-    token = tl.minimum(token, V - 1)
+    best = tl.max(scores, 0)
+    token = tl.min(tl.where(scores == best, ids, 2147483647), 0)
+    healthy = (tl.max((scores != scores).to(tl.int32), 0) == 0) & (best > -float("inf"))
+    token = tl.where(healthy, tl.minimum(token, V - 1), -1)
     if FILTERED:
         k = tl.load(top_k + row)
         p = tl.load(top_p + row)
         least = tl.load(min_p + row)
         ranked = (k > 0) & (k < V)
-        if (tl.load(temperature + row) > 0.0) & (ranked | (p < 1.0) | (least > 0.0)):
+        if healthy & (tl.load(temperature + row) > 0.0) & (ranked | (p < 1.0) | (least > 0.0)):
             hot = hot_in + row * V
             score = score_in + row * V
             block_tops = tl.load(hot_tops + row * blocks + b, mask=b < blocks, other=-float("inf"))
@@ -376,13 +380,13 @@ def pick_kernel(
                 token = _by_elimination(hot, score, V, top, everything, bound, token, k, p, ranked, BV)
     tl.store(tokens + row, token)
     if FEED:
-        tl.store(feed + tl.load(feed_rows + row), token)
+        tl.store(feed + tl.load(feed_rows + row), tl.maximum(token, 0))
     if LOGPROBS:
         tops = tl.load(raw_tops + row * blocks + b, mask=b < blocks, other=-float("inf"))
         masses = tl.load(raw_masses + row * blocks + b, mask=b < blocks, other=0.0)
         top = tl.max(tops, 0)
         total = tl.sum(masses * tl.exp(tops - top), 0)
-        own = tl.load(logits + row * V + token).to(tl.float32)
+        own = tl.load(logits + row * V + tl.maximum(token, 0)).to(tl.float32)
         above_own = tl.zeros([BV], tl.int32)
         for start in range(0, V, BV):
             v = start + tl.arange(0, BV)
@@ -400,7 +404,7 @@ def sample(
     feed: torch.Tensor | None = None,
     feed_rows: torch.Tensor | None = None,
 ) -> Sampled:
-    """As `sampling.reference.sample`; logits of any float type.
+    """As `sampling.reference.sample`; logits of any float type. A row without a finite winner gets the token -1.
 
     `out` int32 [S] receives the tokens; with `feed` int32 and `feed_rows` [S] they are also written to feed[feed_rows].
     """

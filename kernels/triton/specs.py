@@ -65,6 +65,11 @@ SPECS = (
         flags=_FAST,
     ),
     replace(
+        _kernel("gemm.gated", "triton", "linear:gated", "both halves of an MLP's input, gated as they are written"),
+        weight_methods=_DENSE,
+        flags=_FAST,
+    ),
+    replace(
         _kernel("attention.rope_write", "triton", "rope:rope_write", "norms, rope and cache write in one launch"),
         accepts=_heads,
     ),

@@ -191,8 +191,20 @@ def sampling_state(rows: int, vocab: int, **fields: object) -> SamplingState:
     return state
 
 
-@pytest.mark.parametrize("vocab", [500, 6000])
-@pytest.mark.parametrize("scale", [0.2, 3.0])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter's arithmetic on infinities
+def test_sample_refuses_rows_that_are_not_finite() -> None:
+    logits = torch.randn(5, 6000)
+    logits[1, 5000] = float("nan")
+    logits[2] = float("-inf")
+    logits[3, 7] = float("inf")
+    logits[4, 1:] = float("-inf")
+    for fields in ({"greedy": True}, {"filtered": False}, {}):
+        tokens = sampling.sample(logits, sampling_state(5, 6000, **fields)).tokens.tolist()
+        assert tokens[0] >= 0
+        assert tokens[1:] == [-1, -1, -1, 0]
+
+
+@pytest.mark.parametrize("vocab, scale", [(500, 0.2), (6000, 3.0)])
 def test_sample(vocab: int, scale: float) -> None:
     """Flat and steep rows, with each filter and all together: the very ids of the reference."""
     torch.manual_seed(4)
