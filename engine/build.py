@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from tsd.cache.disk import DiskStore
 from tsd.engine.batch import KVCache
 from tsd.engine.config import EngineConfig
 from tsd.engine.engine import EngineParts
@@ -66,7 +67,9 @@ def _build(config: EngineConfig, report: Report) -> EngineParts:
     cache = model.allocate_cache(memory.num_pages, memory.page_size)
     report("kv", f"{memory.kv_bytes / GIB:.2f} GiB, {memory.total_tokens:,} tokens", 1.0)
     phases.begin("kernels")
-    executor = make_executor(config, model, cache, memory, report)
+    version = weights_version(config, model)
+    disk = open_disk(config, memory, cache, version)
+    executor = make_executor(config, model, cache, memory, disk, report)
     phases.begin("warmup")
     captured = executor.warm_up()
     report("kernels", f"warmed up, {captured.get('captured', 0)} graphs", 1.0)
@@ -91,7 +94,8 @@ def _build(config: EngineConfig, report: Report) -> EngineParts:
             "torch": str(torch.__version__),
             **device_info(device),
         },
-        weights_version=weights_version(config, model),
+        weights_version=version,
+        disk=disk,
     )
 
 
@@ -211,7 +215,25 @@ def kernel_overrides(config: EngineConfig) -> dict[str, str]:
     return {family: name for family, name in chosen.items() if name}
 
 
-def make_executor(config: EngineConfig, model: Decoder, cache: KVCache, memory: MemoryPlan, report: Report) -> Executor:
+def open_disk(config: EngineConfig, memory: MemoryPlan, cache: KVCache, version: bytes) -> DiskStore | None:
+    """The disk tier's store. Raises ConfigurationError where its folder cannot be used."""
+    if not config.disk_cache_dir:
+        return None
+    identity = b"|".join((version, str(tuple(cache.k[0].shape[1:])).encode(), str(len(cache.k)).encode()))
+    try:
+        return DiskStore(Path(config.disk_cache_dir), identity, memory.page_size * memory.bytes_per_token)
+    except OSError as error:
+        raise ConfigurationError(f"--disk-cache-dir {config.disk_cache_dir}: {error.strerror or error}") from error
+
+
+def make_executor(
+    config: EngineConfig,
+    model: Decoder,
+    cache: KVCache,
+    memory: MemoryPlan,
+    disk: DiskStore | None,
+    report: Report,
+) -> Executor:
     sample = select(
         "sampling.sample", device=model.device, objective=objective_of(config), config=kernel_overrides(config)
     )
@@ -226,6 +248,7 @@ def make_executor(config: EngineConfig, model: Decoder, cache: KVCache, memory: 
             max_model_len=memory.max_model_len,
             vocab_size=model.config.vocab_size,
             host_pages=memory.host_pages,
+            disk=disk,
         )
     from tsd.engine.executor.cuda import CudaExecutor
 

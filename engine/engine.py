@@ -10,9 +10,11 @@ from typing import Any
 
 import msgspec
 
+from tsd.cache.disk import DiskStore
 from tsd.engine.config import EngineConfig
 from tsd.engine.executor.base import Executor
 from tsd.engine.grammars import GrammarIntake
+from tsd.engine.kv_events import KvEventFeed, parse_events
 from tsd.engine.loop import StepLoop
 from tsd.engine.memory import MemoryPlan
 from tsd.engine.operator_view import OperatorView
@@ -42,6 +44,7 @@ class EngineParts:
     phases: dict[str, float]
     info: dict[str, str]
     weights_version: bytes
+    disk: DiskStore | None = None
 
 
 class Engine:
@@ -54,6 +57,7 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         config, memory = parts.config, parts.memory
+        events = parse_events(config)
         self.parts = parts
         self.clock = clock
         self.born = clock()
@@ -70,14 +74,21 @@ class Engine:
                 max_queued_requests=config.max_queued_requests,
                 max_queued_tokens=config.max_queued_tokens,
                 host_pages=memory.host_pages,
-                namespace=parts.weights_version,
+                disk_blocks=memory.disk_blocks if parts.disk is not None else 0,
+                # Pages on disk are found again after a restart only under the secret that named them.
+                hash_secret=parts.disk.secret if parts.disk is not None else b"",
+                namespace=parts.disk.namespace if parts.disk is not None else parts.weights_version,
+                kv_events=events is not None,
             )
         )
+        if parts.disk is not None:
+            self.scheduler.adopt_disk(parts.disk.stored_keys())
         self.grammars = GrammarIntake(parts.vocab_size)
         self.requests = LiveRequests(self.scheduler, parts.vocab_size, self.grammars, self.kick)
         self.operator_view = OperatorView(self.scheduler, clock)
         self.trace = Trace(config.trace, config.engine) if config.trace else None
-        self.loop = StepLoop(self.scheduler, parts.executor, self.requests, on_fault, clock, self.trace)
+        self.events = KvEventFeed(self.scheduler, events, memory.page_size, config.engine) if events else None
+        self.loop = StepLoop(self.scheduler, parts.executor, self.requests, on_fault, clock, self.trace, self.events)
         self._commands: dict[str, Callable[[str], bytes]] = {
             "pause": self._pause,
             "resume": self._resume,
@@ -180,6 +191,8 @@ class Engine:
     def close(self) -> None:
         self.loop.close()
         self.grammars.close()
+        if self.events is not None:
+            self.events.close()
         self.parts.executor.close()
         if self.trace is not None:
             self.trace.close()
@@ -199,6 +212,8 @@ class Engine:
 
     def _flush_cache(self, _: str) -> bytes:
         self.scheduler.flush_cache()
+        if self.events is not None:
+            self.events.cleared()
         return b"{}"
 
     def _abort_by_id(self, argument: str) -> bytes:

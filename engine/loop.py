@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 
 from tsd.engine.executor.base import DeviceFault, Executor, StepResult
+from tsd.engine.kv_events import KvEventFeed
 from tsd.engine.pace import Pace
 from tsd.engine.requests import LiveRequests
 from tsd.engine.stats import StepTokens
@@ -33,7 +34,9 @@ class StepLoop:
         on_fault: Callable[[BaseException], None],
         clock: Callable[[], float] = time.monotonic,
         trace: Trace | None = None,
+        events: KvEventFeed | None = None,
     ) -> None:
+        self.events = events
         self.trace = trace
         self.scheduler = scheduler
         self.executor = executor
@@ -73,6 +76,8 @@ class StepLoop:
         try:
             self._launch()
             self.requests.publish_finished(self.scheduler.take_finished(), self.last_step)
+            if self.events is not None:
+                self.events.publish()
         except Exception as error:
             self._fail(error)
 
@@ -104,6 +109,8 @@ class StepLoop:
                     self._step_landed(result)
             self._launch()
             self.requests.publish_finished(self.scheduler.take_finished(), self.last_step)
+            if self.events is not None:
+                self.events.publish()
         except Exception as error:
             self._fail(error)
 

@@ -29,6 +29,7 @@ class MemoryPlan:
     max_num_seqs: int
     chunked_prefill_size: int
     host_pages: int
+    disk_blocks: int
     reasons: dict[str, str]
 
     @property
@@ -45,6 +46,7 @@ class MemoryPlan:
             ("KV memory", f"{self.kv_bytes / GIB:.2f} GiB", self.reasons["kv"]),
             ("KV tokens", f"{self.total_tokens:,}", f"{self.num_pages:,} pages of {self.page_size} tokens"),
             ("host tier", f"{self.host_pages:,} pages", "--host-cache-gb"),
+            ("disk tier", f"{self.disk_blocks:,} pages", "--disk-cache-gb"),
             ("bytes a token", f"{self.bytes_per_token:,}", "K and V of every layer"),
             ("max-model-len", f"{self.max_model_len:,}", self.reasons["max_model_len"]),
             ("max-num-seqs", f"{self.max_num_seqs:,}", self.reasons["max_num_seqs"]),
@@ -110,6 +112,11 @@ def plan_memory(
                 f"--max-model-len {config.max_model_len} needs more than the {max_model_len} tokens of KV memory: "
                 "lower it, or raise --max-total-tokens or --gpu-memory-utilization"
             )
+    host_pages = int(config.host_cache_gb * GIB) // (page_size * bytes_per_token)
+    if bool(config.disk_cache_dir) != bool(config.disk_cache_gb):
+        raise ConfigurationError("--disk-cache-dir and --disk-cache-gb go together")
+    if config.disk_cache_dir and not host_pages:
+        raise ConfigurationError("--disk-cache-dir needs --host-cache-gb: pages go to disk by way of host memory")
     return MemoryPlan(
         page_size=page_size,
         num_pages=num_pages,
@@ -117,6 +124,7 @@ def plan_memory(
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         chunked_prefill_size=chunk,
-        host_pages=int(config.host_cache_gb * GIB) // (page_size * bytes_per_token),
+        host_pages=host_pages,
+        disk_blocks=int(config.disk_cache_gb * GIB) // (page_size * bytes_per_token),
         reasons=reasons,
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -29,9 +29,9 @@ class BlockStore(Protocol):
 
     def read(self, key: bytes, into: memoryview) -> bool: ...
 
-    def write(self, key: bytes, block: memoryview) -> bool: ...
+    def write(self, key: bytes, parts: Sequence[memoryview]) -> bool: ...
 
-    def discard(self, key: bytes) -> None: ...
+    def discard(self, keys: Iterable[bytes]) -> None: ...
 
 
 class MoveResult(NamedTuple):
@@ -123,14 +123,13 @@ class Mover:
             case "store":
                 assert self._disk is not None
                 sound = [
-                    self._disk.write(key, self._host.block(int(page)))
+                    self._disk.write(key, [self._host.block(int(page))])
                     for key, page in zip(move.keys, move.sources, strict=True)
                 ]
                 return MoveResult(move.move_id, all(sound))
             case "discard":
                 assert self._disk is not None
-                for key in move.keys:
-                    self._disk.discard(key)
+                self._disk.discard(move.keys)
                 return MoveResult(move.move_id, True)
         raise ValueError(f"unknown kind of move {move.kind}")
 

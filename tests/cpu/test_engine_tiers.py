@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from support.engine import EngineUnderTest, Stream, run_engine
 from support.tiny import tiny_model
 
 from tsd.engine.config import EngineConfig
+from tsd.engine.errors import StartError
 
 PAGE = 16
 
@@ -67,3 +70,91 @@ def test_retracted_requests_come_back_through_the_host(config: EngineConfig) -> 
     roomy, none = run_engine(replace(config, max_total_tokens=4096, host_cache_gb=0.0), body)
     assert retractions > 0 and none == 0
     assert tight == roomy
+
+
+@pytest.mark.parametrize("length", [8 * PAGE - 1, 8 * PAGE, 8 * PAGE + 1])
+def test_a_new_engine_finds_its_pages_on_disk(config: EngineConfig, tmp_path: Path, length: int) -> None:
+    on_disk = replace(config, disk_cache_dir=str(tmp_path / "kv"), disk_cache_gb=0.05)
+    text = prompt(2, length)
+
+    async def first(engine: EngineUnderTest) -> list[int]:
+        tokens = (await engine.generate(text, 8)).tokens
+        for i in range(6):
+            await engine.generate(prompt(80 + i, 200), 4)
+        await engine.settle()
+        return tokens
+
+    async def second(engine: EngineUnderTest) -> list[int]:
+        stream = await engine.generate(text, 8)
+        assert engine.engine.scheduler.counters["hit_disk"] > 0
+        assert stream.finished is not None and stream.finished.cached_tokens > 0
+        await engine.settle()
+        engine.check_nothing_held()
+        return stream.tokens
+
+    assert run_engine(on_disk, first) == run_engine(on_disk, second)
+
+
+def test_a_rotten_block_is_a_miss(config: EngineConfig, tmp_path: Path) -> None:
+    on_disk = replace(config, disk_cache_dir=str(tmp_path / "kv"), disk_cache_gb=0.05)
+    text = prompt(3, 8 * PAGE)
+
+    async def body(engine: EngineUnderTest) -> list[int]:
+        tokens = (await engine.generate(text, 8)).tokens
+        for i in range(6):
+            await engine.generate(prompt(90 + i, 200), 4)
+        await engine.settle()
+        return tokens
+
+    cold = run_engine(on_disk, body)
+    blocks = [file for file in (tmp_path / "kv").rglob("*") if file.is_file() and file.stat().st_size > 1000]
+    assert blocks
+    for block in blocks:
+        raw = bytearray(block.read_bytes())
+        raw[len(raw) // 2] ^= 1
+        block.write_bytes(raw)
+    assert run_engine(on_disk, body) == cold
+
+
+def test_kv_events_tell_of_stored_pages(config: EngineConfig) -> None:
+    import msgspec
+    import zmq
+
+    async def body(engine: EngineUnderTest) -> None:
+        feed = engine.engine.events
+        assert feed is not None
+        socket = zmq.Context.instance().socket(zmq.SUB)
+        try:
+            socket.connect(feed.endpoint)
+            socket.subscribe(b"")
+            await asyncio.sleep(0.2)
+            text = prompt(4, 4 * PAGE)
+            await engine.generate(text, 4)
+            await engine.settle()
+            await asyncio.sleep(0.2)
+            _, sequence, payload = socket.recv_multipart(zmq.NOBLOCK)
+        finally:
+            socket.close(linger=0)
+        assert sequence == bytes(8)
+        _, events, _ = msgspec.msgpack.decode(payload)
+        assert events[0][0] == "BlockStored"
+        assert events[0][3] == text[: len(events[0][1]) * PAGE]
+
+    run_engine(replace(config, kv_events_config='{"endpoint": "tcp://127.0.0.1:*"}'), body)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"disk_cache_dir": "/tmp/x"}, "--disk-cache-gb"),
+        ({"disk_cache_dir": "/tmp/x", "disk_cache_gb": 1.0, "host_cache_gb": 0.0}, "--host-cache-gb"),
+        ({"disk_cache_dir": "/proc/nothing", "disk_cache_gb": 1.0}, "/proc/nothing"),
+        ({"kv_events_config": "{"}, "--kv-events-config"),
+        ({"kv_events_config": '{"endpoint": "nonsense://x"}'}, "--kv-events-config"),
+    ],
+)
+def test_settings_that_cannot_work_are_named(config: EngineConfig, change: dict[str, object], words: str) -> None:
+    async def body(engine: EngineUnderTest) -> None: ...
+
+    with pytest.raises(StartError, match=re.escape(words)):
+        run_engine(replace(config, **change), body)
