@@ -1,4 +1,4 @@
-"""Timed loops over the index and the pool, for the microbenchmark: one page costs less than a Python call.
+"""The index and the pool one level below the scheduler: timed loops for the microbenchmark, a handle for the tests.
 
 Owns nothing. Uses only what the scheduler uses.
 """
@@ -82,3 +82,74 @@ def match_and_evict(PageHasher hasher, PagePool pool, int pages, int rounds) -> 
     free(keys)
     free(nodes)
     return out
+
+
+cdef class IndexProbe:
+    """The index from Python, one chain at a time: what a request does to it, for the tests."""
+
+    cdef PageHasher hasher
+    cdef PagePool pool
+    cdef PrefixIndex index
+
+    def __init__(self, PageHasher hasher, int num_pages):
+        self.hasher = hasher
+        self.pool = PagePool(num_pages)
+        self.index = PrefixIndex(hasher.page_size, self.pool, PagePool(0))
+
+    cdef tsd_key key_at(self, cnp.ndarray tokens, int page):
+        cdef tsd_key key = self.hasher.root(b"")
+        cdef int k
+        for k in range(page + 1):
+            key = self.hasher.next(key, <int32_t*>cnp.PyArray_DATA(tokens) + k * self.hasher.page_size)
+        return key
+
+    def match(self, cnp.ndarray tokens) -> list:
+        """References the cached pages at the start of `tokens` (int32); their nodes."""
+        cdef int size = self.hasher.page_size, pages = tokens.shape[0] // size, k, run = 0
+        cdef tsd_key* keys = <tsd_key*>malloc((pages + 1) * sizeof(tsd_key))
+        cdef int32_t* nodes = <int32_t*>malloc((pages + 1) * sizeof(int32_t))
+        cdef list found = []
+        for k in range(pages):
+            keys[k] = self.key_at(tokens, k)
+        self.index.match(keys, <int32_t*>cnp.PyArray_DATA(tokens), pages, nodes, &run)
+        for k in range(run):
+            self.index.ref(nodes[k])
+            found.append(nodes[k])
+        free(keys)
+        free(nodes)
+        return found
+
+    def extend(self, list nodes, cnp.ndarray tokens) -> bool:
+        """Computes the page after `nodes` and indexes it, evicting if need be; False when every page is in use."""
+        cdef int k = len(nodes), n
+        cdef int page = self.index.take_device()
+        if page < 0:
+            return False
+        n = self.index.insert(
+            nodes[k - 1] if k else -1,
+            self.key_at(tokens, k),
+            <int32_t*>cnp.PyArray_DATA(tokens) + k * self.hasher.page_size,
+            page,
+        )
+        nodes.append(n)
+        return n >= 0
+
+    def release(self, list nodes) -> None:
+        """Gives the references up, deepest first."""
+        for n in reversed(nodes):
+            self.index.unref(n)
+
+    def flush(self) -> int:
+        return self.index.flush()
+
+    @property
+    def free(self) -> int:
+        return self.pool.num_free
+
+    @property
+    def num_nodes(self) -> int:
+        return self.index.num_nodes
+
+    def integrity(self) -> None:
+        self.pool.integrity()
+        self.index.integrity()

@@ -14,7 +14,8 @@ cdef class Scheduler:
     cdef readonly object config
     cdef readonly object journal
     cdef int page_size, max_slots, max_pages, chunk, max_flights, window, retract_every
-    cdef bint mixed, caching, last_was_prefill
+    cdef bint mixed, caching, last_was_prefill, sharing
+    cdef int64_t told_evictions
     # what the cache owns
     cdef PagePool pool
     cdef PagePool host
@@ -65,6 +66,7 @@ cdef class Scheduler:
     cdef int chunk_row(self, Build build, int at, int budget, double now) except -1
     cdef object admission(self, int at)
     cdef int admit(self, double now) except -2
+    cdef bint soon_shared(self, int at, int run, int limit) noexcept
     cdef bint try_reserve(self, int at, double now) except -1
     cdef int reserve(self, int at, int run, int device_run, int total, double now) except -1
     cdef int begin(self, int at, double now) except -1

@@ -50,6 +50,7 @@ from tsd.scheduler.requests cimport (
 from tsd.scheduler.tiers cimport Tiers
 from tsd.scheduler.transfer cimport Transfer
 
+from tsd.cache.pool import STATE_NAMES
 from tsd.scheduler.journal import Journal
 from tsd.scheduler.requests import STATE_LABELS, IllegalTransition
 from tsd.scheduler.types import Admission, FinishedRequest, MoveDone, Refused, StepLanded, StepOutcome
@@ -58,6 +59,8 @@ cnp.import_array()
 
 cdef enum:
     RETRY_STEPS = 8
+    EVICTION_BATCH = 1024
+    MAX_LISTED = 1000
 
 
 class SchedulerFault(RuntimeError):
@@ -83,6 +86,7 @@ cdef class Scheduler:
         self.retract_every = config.debug_retract_every
         self.mixed = config.mixed_batch
         self.caching = config.prefix_cache
+        self.sharing = config.share_in_flight
         self.pool = PagePool(config.num_pages)
         self.host = PagePool(config.host_pages if self.caching else 0)
         self.journal = Journal()
@@ -453,6 +457,8 @@ cdef class Scheduler:
             moves = []
         self.last_was_prefill = build.num_prefill > 0
         plan = build.finish(self.step, num_decode, moves)
+        if self.index.device_evictions - self.told_evictions >= EVICTION_BATCH:
+            self.tell_evictions(now)
         self.step += 1
         self.num_flights += 1
         self.c_steps += 1
@@ -576,6 +582,39 @@ cdef class Scheduler:
             tries += 1
         return -1
 
+    cdef bint soon_shared(self, int at, int run, int limit) noexcept:
+        """Whether a running prefill is computing the pages this request misses from `run` on, and enough of them.
+
+        Enough: half of what it would have to compute, or 512 tokens.
+        """
+        cdef Req* r = &self.requests.R[at]
+        cdef Req* other
+        cdef Build build
+        cdef int i, k, flight, row, slot
+        for flight in range(self.num_flights + 1):
+            # The oldest flights first; the last turn looks at those that have chunks left to launch.
+            if flight < self.num_flights:
+                slot = (self.ring_at - self.num_flights + flight + self.max_flights + 1) % (self.max_flights + 1)
+                build = <Build>self.ring[slot]
+                row = build.num_rows - build.num_decode
+            else:
+                build = None
+                row = self.num_filling
+            for i in range(row):
+                k = self.filling[i] if build is None else build.reqs[build.num_decode + i]
+                other = &self.requests.R[k]
+                if other.num_nodes > run or other.num_keys <= run or other.slot < 0 or other.private_rest:
+                    continue
+                if other.state != S_PREFILLING and other.state != S_PREFILLED and other.state != S_BOOTSTRAPPING:
+                    continue
+                k = run
+                while k < limit and k < other.num_keys and other.keys[k].lo == r.keys[k].lo:
+                    k += 1
+                k = (k - run) * self.page_size
+                if k > 0 and (2 * k >= r.num_tokens - run * self.page_size or k >= 512):
+                    return True
+        return False
+
     cdef bint try_reserve(self, int at, double now) except -1:
         """Matches the prefix and reserves slot and pages for all tokens, or leaves everything as it was.
 
@@ -599,6 +638,8 @@ cdef class Scheduler:
             for k in range(device_run, run):
                 if self.index.nodes[self.scratch[k]].loading:
                     return False
+            if self.sharing and run < limit and not r.is_retracted and self.soon_shared(at, run, limit):
+                return False
             if self.tiers.disk.capacity and run < limit and not r.fetched and r.state == S_SUBMITTED:
                 r.fetched = 1
                 need = self.tiers.prefetch(at, r.keys, self.scratch, run, limit)
@@ -646,6 +687,8 @@ cdef class Scheduler:
         for k in range(run):
             nodes[k] = self.scratch[k]
             self.index.nodes[nodes[k]].hits += 1
+        if run:
+            self.index.warm(nodes[run - 1])
         for k in range(device_run):
             self.set_page(r, k, self.index.nodes[nodes[k]].dev)
         for k in range(device_run, total):
@@ -899,8 +942,56 @@ cdef class Scheduler:
         found = self.by_id.get(request_id)
         return None if found is None else STATE_LABELS[self.requests.R[<int>found].state]
 
-    def snapshot(self) -> dict:
-        """What an operator sees of the control plane."""
+    def tell_evictions(self, double now) -> None:
+        """An event for the evictions since the last one."""
+        cdef int64_t count = self.index.device_evictions - self.told_evictions
+        if count:
+            self.journal.event(now, "eviction", -1, "pages", f"{count} cached pages given up for new ones")
+            self.told_evictions = self.index.device_evictions
+
+    def list_requests(self, double now) -> list:
+        """[id, state, age in s, prompt, cached, output, tokens/s, retractions, priority, ""] of at most 1,000, oldest first.
+
+        The last place is the client's name, which the scheduler does not know.
+        """
+        cdef list out = []
+        cdef Req* r
+        for at in self.by_id.values():
+            if len(out) == MAX_LISTED:
+                break
+            r = &self.requests.R[<int>at]
+            done = r.num_tokens - r.num_prompt
+            rate = done / (now - r.first_token) if 0 <= r.first_token < now else 0.0
+            out.append(
+                [r.id, STATE_LABELS[r.state], now - r.arrival, r.num_prompt, r.cached, done, rate, r.retractions, r.priority, ""]
+            )
+        return out
+
+    def page_owners(self, int first, int count) -> list:
+        """(page, state, key in hex or "", references, ids of the requests that use it) of at most 4,096 device pages."""
+        cdef int end = min(self.pool.num_pages, first + min(count, 4096))
+        cdef int k, n, page
+        cdef size_t base
+        cdef Req* r
+        users = {}
+        for at in self.by_id.values():
+            r = &self.requests.R[<int>at]
+            if r.slot >= 0:
+                base = <size_t>r.slot * self.max_pages
+                for k in range(r.num_pages):
+                    if first <= self.table[base + k] < end:
+                        users.setdefault(self.table[base + k], []).append(r.id)
+        out = []
+        for page in range(max(0, first), end):
+            n = self.pool.node[page]
+            key = "" if n < 0 else self.index.key_of(n).hex()
+            refs = 0 if n < 0 else self.index.nodes[n].refs
+            out.append((page, STATE_NAMES[self.pool.state[page]], key, refs, users.get(page, [])))
+        return out
+
+    def snapshot(self, double now=0.0) -> dict:
+        """What an operator sees of the control plane. Events are those since the last snapshot."""
+        self.tell_evictions(now)
         width, states = self.pool.bins()
         pages = {"total": self.pool.num_pages, **self.pool.count()}
         host = {"total": self.host.num_pages, **self.host.count()} if self.host.num_pages else None
@@ -912,11 +1003,14 @@ cdef class Scheduler:
                 "cached": len(self.tiers.disk) - self.tiers.disk.storing,
                 "in_flight": self.tiers.disk.storing,
             }
+        requests = self.list_requests(now)
         return {
+            "step": self.step,
+            "page_size": self.page_size,
             "running": self.num_running_requests,
             "waiting": self.requests.num_waiting,
             "retracted": self.requests.num_retracted,
-            "prefetching": 0,
+            "prefetching": sum(1 for one in requests if one[1] == "prefetching"),
             "counters": self.counters,
             "tiers": {"device": pages, "host": host, "disk": disk},
             "hits": {
@@ -926,6 +1020,9 @@ cdef class Scheduler:
                 "disk": self.c_hit_disk,
             },
             "page_map": {"bin_pages": width, "states": states},
+            "prefixes": self.index.hottest(),
+            "requests": requests,
+            "events": [list(event) for event in self.journal.take_events()],
         }
 
     def integrity(self) -> None:

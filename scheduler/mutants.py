@@ -165,7 +165,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "self.changes.append((True,",
         'self.changes.extend([(True, self.key_of(n), None, b"")]); self.changes.append((True,',
     ),
-    Mutant("host parent evicted before its child", INDEX, "if self.nodes[n].host_children == 0:", "if True:"),
+    Mutant("host child not counted off", INDEX, "self.nodes[node.parent].host_children -= 1", "pass"),
     Mutant(
         "page key without its parent's",
         "cache/hashing.pyx",

@@ -14,6 +14,7 @@ cdef class Build:
     cdef int32_t* p_released
     cdef int32_t* p_zero
     cdef int32_t* reqs
+    cdef int num_decode
     cdef int num_rows, num_sampled, num_prefill, num_deltas, cap_deltas, num_released, cap_released, num_zero, cap_zero
     cdef int64_t step
     cdef list admitted

@@ -125,6 +125,7 @@ cdef class Build:
         """The plan; the builder must not change until it lands."""
         cdef object admitted = self.admitted
         self.step = step
+        self.num_decode = num_decode
         self.admitted = []
         return ExecutionPlan(
             step,

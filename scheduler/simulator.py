@@ -103,6 +103,7 @@ def draw_life(rng: random.Random, profile: str, secret: bytes, page_size: int) -
         disk_threshold_pages=rng.choice((1, 2, 4)),
         hash_secret=secret,
         kv_events=rng.random() < 0.3,
+        share_in_flight=rng.random() < 0.7,
         debug_retract_every=rng.choice((0, 0, 0, 2, 7)),
     )
     knobs = Knobs(
