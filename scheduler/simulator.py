@@ -82,8 +82,8 @@ def draw_life(rng: random.Random, profile: str, secret: bytes, page_size: int) -
         return config, Knobs(vocab=30_000, abort=0, deadline=0, fail_row=0, output=400, land=1024, too_long=0)
     tiers = profile == "tiers" or (profile in ("mixed", "pressure", "aborts") and rng.random() < 0.6)
     seqs = rng.choice((1, 2, 4, 8, 16, 24))
-    longest = rng.randrange(3 * page_size + 4, 200)
-    full = seqs * (longest // page_size + 1)
+    longest = rng.randrange(3 * page_size + 4, min(200, 40 * page_size + 20))
+    full = min(400, seqs * (longest // page_size + 1))
     low, high = (0.1, 0.4) if profile == "pressure" else (0.2, 1.5)
     pages = max(3, longest // page_size // 2 + 1, int(full * rng.uniform(low, high)))
     host = int(pages * rng.uniform(0.3, 3.0)) if tiers else 0

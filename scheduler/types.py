@@ -41,7 +41,7 @@ class SchedulerConfig:
     kv_events: bool = False
     """Record what the prefix index gains and loses on the device, for `take_kv_events`."""
     share_in_flight: bool = True
-    """Let a request wait for a prefix that a running prefill is about to finish, when that spares it most of its own."""
+    """Let a request wait for a prefix that a running prefill is computing, when that spares it most of its own."""
     debug_retract_every: int = 0
     """Tests: retract the latest arrival (never the oldest) every that many steps, pages short or not."""
 
