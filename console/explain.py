@@ -338,6 +338,9 @@ def _unexplained(window: Window) -> Cause:
         f"queue {_n(last.waiting)}, pages free {percent(last.available)}, hit rate {percent(last.hit_ratio)}, "
         f"step {ms(last.step_ms)}, host gap {us(last.gap_us)}"
     )
+    if not window.base:
+        note = f"This console must watch for {GAP_S:.0f} s before it can compare. Until then look at single requests."
+        return Cause("unknown", 1, "No calm before to compare with yet", evidence, note, "requests")
     return Cause("unknown", 1, "None of the usual causes moved", evidence, "Look at single requests.", "requests")
 
 

@@ -67,7 +67,8 @@ def main(argv: Sequence[str]) -> int:
         raise CommandError(f"there is no model at {model}: give a GGUF file or a model folder")
     configs = engine_configs(settings, model, gpus)
     if known.console:
-        return with_console(listener, lambda: serve(settings, configs, model, listener))
+        key = settings["admin_key"].value
+        return with_console(listener, key, lambda: serve(settings, configs, model, listener))
     return serve(settings, configs, model, listener)
 
 
@@ -143,7 +144,7 @@ def dry_run(settings: Settings, config: EngineConfig) -> int:
     return subprocess.run(command, check=False, env={**os.environ, "PYTHONSAFEPATH": "1"}).returncode
 
 
-def with_console(listener: socket.socket, serve_now: Callable[[], int]) -> int:
+def with_console(listener: socket.socket, admin_key: str, serve_now: Callable[[], int]) -> int:
     """Opens the console in this terminal and serves behind it; the server's own lines go to a file."""
     host, port = listener.getsockname()[:2]
     log_path = Path(tempfile.gettempdir()) / f"tsd-{os.getpid()}.log"
@@ -158,7 +159,9 @@ def with_console(listener: socket.socket, serve_now: Callable[[], int]) -> int:
     from tsd.console.app import main as console_main
 
     try:
-        return console_main(["--url", f"http://{host}:{port}"])
+        # Handed over inside this process: nothing of it is seen by other users.
+        key = ["--admin-key", admin_key] if admin_key else []
+        return console_main(["--url", f"http://{host}:{port}", *key])
     finally:
         print(f"stopping the server; its log is {log_path}", file=sys.stderr)
         with contextlib.suppress(ProcessLookupError):

@@ -47,6 +47,7 @@ class PageMap(Widget, can_focus=True):
         super().__init__(id=id, classes=classes)
         self.border_title = "Device pages"
         self.bin = 0
+        self.moved = False
         self.bins = b""
         self.bin_pages = 1
         self._grid = Grid(b"", [], 1, 0)
@@ -58,6 +59,8 @@ class PageMap(Widget, can_focus=True):
         self.bin_pages = (engine.page_map.bin_pages or 1) if engine else 1
         self.bin = max(0, min(self.bin, len(self.bins) - 1))
         self._regrid()
+        if not self.moved and self._grid.states:
+            self.bin = self._first_like(0)
         refresh_changed(self, self._shown, self._line)
         if engine is not None:
             total = engine.tiers.device.total
@@ -107,12 +110,15 @@ class PageMap(Widget, can_focus=True):
         states = self._grid.states
         if not states:
             return
-        cell = max(0, min(cell, len(states) - 1))
-        bins = self._grid.bins_of(cell)
-        found = self.bins.find(bytes([states[cell]]), bins.start, bins.stop)
-        self.bin = found if found >= 0 else bins.start
+        self.moved = True
+        self.bin = self._first_like(max(0, min(cell, len(states) - 1)))
         self.refresh()
         self.action_ask()
+
+    def _first_like(self, cell: int) -> int:
+        """The first bin of a cell that has the state which the cell shows."""
+        bins = self._grid.bins_of(cell)
+        return max(bins.start, self.bins.find(bytes([self._grid.states[cell]]), bins.start, bins.stop))
 
     def render_line(self, y: int) -> Strip:
         strip = self._shown[y] = self._line(y)

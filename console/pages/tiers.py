@@ -9,7 +9,7 @@ from tsd.console.history import Frame
 from tsd.console.numbers import count, percent, ratio
 from tsd.console.palette import PAGE_GLYPHS, Palette
 from tsd.console.shell.panel import Panel
-from tsd.console.snapshot import PAGE_STATES
+from tsd.console.snapshot import FENCED, IN_FLIGHT, PAGE_STATES
 
 
 class Legend(Panel):
@@ -23,11 +23,14 @@ class Legend(Panel):
         counts = (device.free, device.cached, device.active, device.shared, device.fenced, device.in_flight)
         room = max(4, width - 26)
         lines = []
-        for glyph, name, style, pages in zip(PAGE_GLYPHS, PAGE_STATES, palette.pages, counts, strict=True):
+        for state, (glyph, name, pages) in enumerate(zip(PAGE_GLYPHS, PAGE_STATES, counts, strict=True)):
+            style = palette.pages[state]
+            # The rare states are white on a strong ground: their bar takes the ground.
+            colour = style.split(" on ")[-1 if state in (FENCED, IN_FLIGHT) else 0]
             share = ratio(pages, device.total)
             line = ink(glyph * 2, style).append(f" {name:<10}", palette.text)
             line.append(f"{count(pages):>6} {percent(share):>4} ", palette.text)
-            lines.append(line.append_text(bar(share, room, style.split(" on ")[0], palette.faint)))
+            lines.append(line.append_text(bar(share, room, colour, palette.faint)))
         return lines
 
 
@@ -60,14 +63,14 @@ class Tiers(Panel):
         lines.append(
             ink("now    ", palette.strong)
             .append(f"{percent(moment.hit_ratio):>5}", palette.text)
-            .append("  of prompt tokens found", palette.dim)
+            .append("  of prompt tokens found" if width >= 44 else "  of the prompts", palette.dim)
         )
         lines.append(
             ink("out    ", palette.strong)
             .append(f"{count(moment.evictions_s):>5}", palette.text)
-            .append(" evictions/s  ", palette.dim)
+            .append(" evictions/s  " if width >= 44 else " evict/s  ", palette.dim)
             .append(count(engine.counters.retractions), palette.text)
-            .append(" retractions", palette.dim)
+            .append(" retractions" if width >= 44 else " retr", palette.dim)
         )
         return lines
 

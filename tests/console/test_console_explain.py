@@ -151,6 +151,11 @@ def test_when_nothing_moved_it_says_so_with_the_numbers():
     assert cause.kind == "unknown" and "hit rate 80%" in cause.evidence
 
 
+def test_a_console_that_just_opened_says_that_it_cannot_compare_yet():
+    cause = explain([replace(UP, time=float(at)) for at in range(10)], SLO).causes[0]
+    assert cause.title == "No calm before to compare with yet" and "30 s" in cause.advice
+
+
 def test_missing_numbers_never_raise():
     bare = [Moment(time=float(at), latency=latency(900)) for at in range(60)]
     assert explain(bare, SLO).level is Level.BAD
