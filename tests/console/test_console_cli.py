@@ -15,7 +15,7 @@ from tsd.console.app import main
 from tsd.console.demo import DemoFleet
 from tsd.console.demo_http import DemoServer
 from tsd.console.record import Recorder
-from tsd.console.web import command_of
+from tsd.console.web import command_of, from_here
 
 
 def with_server(make, use):
@@ -131,3 +131,20 @@ def test_the_key_never_reaches_a_command_line():
     command = command_of(argv)
     assert "s3cret" not in command and "--web" not in command
     assert command.endswith("--url http://h --read-only")
+
+
+@pytest.mark.parametrize(
+    ("host", "origin", "allowed"),
+    [
+        ("127.0.0.1:8001", None, True),
+        ("localhost:8001", "http://localhost:8001", True),
+        ("127.0.0.1:8001", "http://127.0.0.1:8001", True),
+        ("127.0.0.1:8001", "https://evil.example", False),
+        ("127.0.0.1:8001", "http://127.0.0.1:9000", False),
+        ("127.0.0.1:8001", "null", False),
+        ("evil.example:8001", None, False),
+        (None, None, False),
+    ],
+)
+def test_a_browser_console_answers_only_its_own_page(host, origin, allowed):
+    assert from_here(host, origin, 8001) is allowed
