@@ -152,6 +152,23 @@ def test_chat_sends_messages_and_resends_answers(tmp_path: Path) -> None:
     assert bodies[1]["messages"][:2] == bodies[0]["messages"]
 
 
+def test_text_prompts_and_given_conversations(tmp_path: Path) -> None:
+    with fake_server(quick) as server:
+        flags = ("--num-prompts", "3", "--prompt-format", "text", "--input-len", "7", "--output-len", "2")
+        assert bench(server, tmp_path, *flags)[0] == 0
+        prompts = [seen.body["prompt"] for seen in server.completions]
+        assert (
+            all(isinstance(prompt, str) and len(prompt.split()) == 7 for prompt in prompts) and len(set(prompts)) == 3
+        )
+        talk = tmp_path / "talk.jsonl"
+        given = [{"role": "system", "content": "s\n"}, {"role": "user", "content": '"u"'}]
+        talk.write_text(json.dumps({"messages": given, "output_tokens": 3}) + "\n")
+        flags = ("--dataset-name", "custom", "--dataset-path", str(talk))
+        assert bench(server, tmp_path, *flags)[0] == 2  # messages need the chat route
+        assert bench(server, tmp_path, *flags, "--backend", "openai-chat")[0] == 0
+        assert server.seen[-1].body["messages"] == given and server.seen[-1].body["max_completion_tokens"] == 3
+
+
 def test_workers_share_the_sessions_and_sum_up() -> None:
     with fake_server(lambda body: Script([0.001] * 10)) as server:
         outcome = run_plan(server, sessions=40, concurrency=8, workers=3)
