@@ -24,6 +24,18 @@ _GIVE_UP_AFTER = 3
 """Failed connects in a row, with nothing received in between, after which the server counts as gone."""
 
 
+async def tokenize(pool: Pool, model: str, text: str, api_key: str | None) -> list[int]:
+    """Ids by POST /tokenize, with the text under the names that vLLM and llama.cpp know; empty when there are none."""
+    body = msgspec.json.encode({"model": model, "prompt": text, "content": text, "add_special_tokens": False})
+    try:
+        response = await pool.fetch("POST", "/tokenize", body, api_key)
+        value = msgspec.json.decode(response.body)
+    except (HttpError, msgspec.DecodeError):
+        return []
+    tokens = value.get("tokens") if isinstance(value, dict) else None
+    return tokens if isinstance(tokens, list) and all(isinstance(token, int) for token in tokens) else []
+
+
 class Departure(NamedTuple):
     """A session to run; `due` is a `perf_counter` time (open loop) or None: as soon as there is a slot."""
 
@@ -51,16 +63,10 @@ class Load:
 
     # -- pacing
 
-    async def run_closed(self, departures: AsyncIterator[Departure], slots: int) -> None:
-        """`slots` sessions at a time; a slot takes the next session when its own has ended."""
-
-        async def slot() -> None:
-            async for departure in departures:
-                await self._session(departure)
-
-        async with asyncio.TaskGroup() as group:
-            for _ in range(slots):
-                group.create_task(slot())
+    async def run_slot(self, departures: AsyncIterator[Departure]) -> None:
+        """One slot of a closed loop: the next session when the one before has ended."""
+        async for departure in departures:
+            await self._session(departure)
 
     async def run_open(self, departures: list[Departure], slots: int | None) -> None:
         """Each session leaves when it is due; with `slots`, it first waits for one (that wait is not in its TTFT)."""
@@ -126,22 +132,12 @@ class Load:
         wanted = record.output_tokens
         ids = reader.token_ids
         if mode == "tokenize":
-            ids = await self._tokenize(text)
+            ids = await tokenize(self.pool, self.shape.model, text, self.shape.api_key)
         if mode == "random" or not ids:
             ids = []
         low, high = self.shape.vocab_low, self.shape.vocab_high
         ids = ids[:wanted] + [self._random.randrange(low, high) for _ in range(wanted - len(ids))]
         return ids_piece(ids)
-
-    async def _tokenize(self, text: str) -> list[int]:
-        """Ids of a text by the server's /tokenize; empty when it cannot say."""
-        body = msgspec.json.encode({"model": self.shape.model, "prompt": text, "add_special_tokens": False})
-        try:
-            response = await self.pool.fetch("POST", "/tokenize", body, self.shape.api_key)
-            tokens = msgspec.json.decode(response.body).get("tokens", [])
-        except (HttpError, msgspec.DecodeError, AttributeError):
-            return []  # the turn goes on with random ids of the same length; the record of the run names the mode
-        return tokens if isinstance(tokens, list) and all(isinstance(token, int) for token in tokens) else []
 
     # -- one request
 

@@ -16,7 +16,8 @@ from rich.console import Console
 from tsd.bench import prepare
 from tsd.bench.coordinator import Coordinator, Pace, RunOutcome
 from tsd.bench.errors import UsageError
-from tsd.bench.http import HttpError, Origin, Pool
+from tsd.bench.http import Origin, Pool
+from tsd.bench.load import tokenize
 from tsd.bench.metrics import Goals, summarise
 from tsd.bench.options import ServeOptions, add_arguments, read_options
 from tsd.bench.plan import Plan, RequestShape
@@ -83,11 +84,11 @@ class Session:
         return result | samples(outcome) | (detailed(outcome) if options.save_detailed else {})
 
     async def _can_tokenize(self) -> bool:
-        body = b'{"model":"' + (self.facts.model if self.facts else "").encode() + b'","prompt":"a"}'
+        assert self.facts is not None
         try:
             async with asyncio.timeout(10):
-                return (await self.pool.fetch("POST", "/tokenize", body, self.options.api_key)).status == 200
-        except (HttpError, TimeoutError):
+                return bool(await tokenize(self.pool, self.facts.model, "1 2", self.options.api_key))
+        except TimeoutError:
             return False
 
     def _announce(self, spec: prepare.RunSpec, plan: Plan, pace: Pace, history: str, ids_from: str) -> None:

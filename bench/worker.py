@@ -48,10 +48,9 @@ async def _from_cursor(job: Job) -> AsyncIterator[Departure]:
 async def _run(job: Job, load: Load, start: float) -> None:
     await asyncio.sleep(max(0.0, start - perf_counter()))
     if job.cursor_fd is not None:
-        # each slot gets its own iterator over the one shared cursor
         async with asyncio.TaskGroup() as group:
             for _ in range(job.slots or 1):
-                group.create_task(load.run_closed(_from_cursor(job), 1))
+                group.create_task(load.run_slot(_from_cursor(job)))
     else:
         sessions = job.plan.sessions
         await load.run_open([Departure(i, sessions[i], start + offset) for i, offset in job.departures], job.slots)
