@@ -24,6 +24,8 @@ from tsd.engine.protocol import Grammar, Vocabulary
 CACHED_GRAMMARS = 256
 CACHE_BYTES = 256 * 1024 * 1024
 COMPILE_THREADS = 2
+MAX_WHITESPACE = 16
+"""Characters between two JSON tokens: enough to indent, too few for a model that falls into blank lines."""
 _SPECIAL = re.compile(r"[^A-Za-z0-9_]")
 
 
@@ -141,11 +143,13 @@ class GrammarRow:
 
 def _compile(compiler: xgrammar.GrammarCompiler, grammar: Grammar) -> xgrammar.CompiledGrammar:
     if grammar.kind == "json_object":
-        return compiler.compile_json_schema('{"type": "object"}')
+        return compiler.compile_json_schema('{"type": "object"}', max_whitespace_cnt=MAX_WHITESPACE)
     if grammar.kind == "json_schema":
-        rules = str(xgrammar.Grammar.from_json_schema(grammar.text))
+        rules = str(xgrammar.Grammar.from_json_schema(grammar.text, max_whitespace_cnt=MAX_WHITESPACE))
         strict = strict_strings(rules)
-        return compiler.compile_json_schema(grammar.text) if strict == rules else compiler.compile_grammar(strict)
+        if strict == rules:
+            return compiler.compile_json_schema(grammar.text, max_whitespace_cnt=MAX_WHITESPACE)
+        return compiler.compile_grammar(strict)
     if grammar.kind == "regex":
         return compiler.compile_regex(grammar.text)
     if grammar.kind == "ebnf":
