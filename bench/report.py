@@ -33,13 +33,11 @@ def print_result(console: Console, result: Result, metrics: Sequence[str], perce
     title = (
         f"[bold]{result['workload']}[/bold] · {result['model_id']} · {result['completed']} of {result['num_prompts']}"
     )
-    console.print(f"{title} requests in {number(result['duration'])} s", highlight=False, soft_wrap=True)
-    line = f"output {number(result['output_throughput'], 1)} tok/s"
-    line += f" · total {number(result['total_token_throughput'], 1)} tok/s"
-    line += (
-        f" · {number(result['request_throughput'])} req/s · peak {number(result['max_output_tokens_per_s'], 0)} tok/s"
-    )
-    line += f" · at most {result['max_concurrent_requests']} in flight"
+    console.print(f"{title} requests in {number(result.get('duration'))} s", highlight=False, soft_wrap=True)
+    line = f"output {number(result.get('output_throughput'), 1)} tok/s"
+    line += f" · total {number(result.get('total_token_throughput'), 1)} tok/s"
+    line += f" · {number(result.get('request_throughput'))} req/s · peak {number(result.get('max_output_tokens_per_s'), 0)} tok/s"
+    line += f" · at most {result.get('max_concurrent_requests', '–')} in flight"
     if share is not None:
         line += f" · cached share {share:.3f}"
     if result.get("request_goodput") is not None:
@@ -76,7 +74,7 @@ def warnings_of(result: Result) -> list[str]:
         notes.append("the server sends no usage: tokens are counted as chunks, which is low when a chunk holds several")
     if result.get("usage_disagrees"):
         notes.append(f"usage and per-chunk counts disagree in {result['usage_disagrees']} requests")
-    if result.get("output_length_differs") and result["parameters"].get("ignore_eos"):
+    if result.get("output_length_differs") and result.get("parameters", {}).get("ignore_eos"):
         notes.append(f"{result['output_length_differs']} answers are not of the length that was asked for")
     if result.get("input_length_differs"):
         notes.append(

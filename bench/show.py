@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> int:
     console = Console()
     for path in args.files:
         result = load(path)
-        metrics = [metric for metric in METRICS if f"mean_{metric}_ms" in result]
+        metrics = [metric for metric in METRICS if f"median_{metric}_ms" in result]
         print_result(console, result, metrics, shown_percentiles(result))
         if not args.brief:
             console.print()

@@ -134,6 +134,16 @@ def test_compare_sweeps_plots_pareto(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "Throughput against speed" in out and "1 at a time" in out and "8 at a time" in out
 
 
+def test_the_peers_figures_can_be_shown_and_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    peers = Path(__file__).resolve().parents[2] / "bench" / "results" / "peers"
+    files = sorted(map(str, peers.glob("h200-*.json")))
+    assert len(files) == 20
+    assert cli.main(["show", *files]) == 0
+    pair = [str(peers / f"h200-qwen3-8b-crowd-{name}.json") for name in ("vllm", "tokenspeed")]
+    assert cli.main(["compare", *pair]) == 0
+    assert "×0.52" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("content", ["{", "[]", '{"a": 1}', '{"sweep": "rate", "runs": []}'])
 def test_compare_refuses_other_files(tmp_path: Path, content: str, capsys: pytest.CaptureFixture[str]) -> None:
     bad = tmp_path / "bad.json"
