@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
-from tsd.api.errors import InvalidRequest, TooLarge
+from tsd.api.errors import BodyTimeout, InvalidRequest, TooLarge
 from tsd.api.limits import Limits, check_body_size, check_json_depth
 
 T = TypeVar("T")
@@ -21,7 +21,10 @@ async def read_body(request: web.Request, limits: Limits) -> bytes:
     """Raises TooLarge without reading on when the body is over the limit."""
     check_body_size(request.content_length, limits)
     try:
-        return await request.read()
+        async with asyncio.timeout(limits.body_seconds):
+            return await request.read()
+    except TimeoutError as error:
+        raise BodyTimeout(f"the body did not arrive in {limits.body_seconds:g} seconds") from error
     except web.HTTPRequestEntityTooLarge as error:
         raise TooLarge(f"the body is over the limit of {limits.body_bytes} bytes") from error
 

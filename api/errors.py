@@ -7,6 +7,7 @@ ApiError (500)
 ├── Forbidden (403)
 ├── NotFound (404)
 ├── MethodNotAllowed (405)
+├── BodyTimeout (408)
 ├── TooLarge (413)
 ├── HeadersTooLarge (431)
 ├── Overloaded (429)          carries Retry-After
@@ -64,6 +65,12 @@ class NotFound(ApiError):
 class MethodNotAllowed(ApiError):
     status = 405
     type = "invalid_request_error"
+
+
+class BodyTimeout(ApiError):
+    status = 408
+    type = "invalid_request_error"
+    code = "body_timeout"
 
 
 class TooLarge(ApiError):

@@ -18,6 +18,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Upper bounds, inclusive."""
 
     body_bytes: int = 32 * 1024 * 1024
+    body_seconds: float = 60.0
+    """For a body to arrive."""
     header_bytes: int = 16 * 1024
     json_depth: int = 64
     n: int = 128

@@ -194,6 +194,17 @@ def test_sizes() -> None:
     run_async(test)
 
 
+def test_a_body_that_never_comes() -> None:
+    async def test() -> None:
+        async with serving(options={"limits": limits(body_seconds=0.2)}) as server:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+            assert b"408" in await reader.readline()
+            writer.close()
+
+    run_async(test)
+
+
 def test_queue_bounds_answer_429() -> None:
     async def test() -> None:
         async with serving(hold=True, options={"limits": limits(queued_requests=2)}) as server:

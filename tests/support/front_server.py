@@ -112,11 +112,11 @@ async def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
             await asyncio.sleep(0.002)
 
 
-def run_async(test: Callable[[], Awaitable[None]]) -> None:
+def run_async(test: Callable[[], Awaitable[None]], seconds: float = 60) -> None:
     """Runs under uvloop with asyncio's debug checks off; a leaked task or socket is an error of pytest's."""
 
     async def main() -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(seconds):
             await test()
 
     uvloop.run(main())
