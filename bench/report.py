@@ -36,7 +36,8 @@ def print_result(console: Console, result: Result, metrics: Sequence[str], perce
     console.print(f"{title} requests in {number(result.get('duration'))} s", highlight=False, soft_wrap=True)
     line = f"output {number(result.get('output_throughput'), 1)} tok/s"
     line += f" · total {number(result.get('total_token_throughput'), 1)} tok/s"
-    line += f" · {number(result.get('request_throughput'))} req/s · peak {number(result.get('max_output_tokens_per_s'), 0)} tok/s"
+    line += f" · {number(result.get('request_throughput'))} req/s"
+    line += f" · peak {number(result.get('max_output_tokens_per_s'), 0)} tok/s"
     line += f" · at most {result.get('max_concurrent_requests', '–')} in flight"
     if share is not None:
         line += f" · cached share {share:.3f}"
