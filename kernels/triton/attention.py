@@ -36,6 +36,8 @@ class Rope:
 
 
 DECODE = Tiling(rows=64, keys=64, warps=4, stages=5)
+CROWD = Tiling(rows=16, keys=64, warps=4, stages=7)
+"""Decode of so many rows that none is split."""
 PREFILL = Tiling(rows=64, keys=64, warps=4, stages=5)
 INVARIANT = Tiling(rows=64, keys=64, warps=4, stages=5)
 EXACT = Tiling(rows=16, keys=32, warps=4, stages=3)
@@ -44,8 +46,8 @@ FLOOR = 128
 """Keys below which a row is not split."""
 PROGRAMS = 264
 """Programs that a decode step is cut into: two to a multiprocessor of an H200."""
-AHEAD = 128
-"""Keys of a program that are prefetched while the kernel before drains."""
+AHEAD = 0
+"""Keys of a program that are prefetched while the kernel before drains: not worth it once a program has many."""
 MOST_SPLITS = 64
 SOLO_ROWS = 4
 """Most rows that `solo.py` decodes."""
@@ -153,8 +155,12 @@ def decode(
     rope: Rope | None = None,
 ) -> None:
     """Rows of one token; the others are left alone."""
+    num_q = out.shape[1] // k_cache.shape[3]
     splits = splits_for(batch.num_rows, k_cache.shape[2])
-    run(q, k_cache, v_cache, out, batch, scale, DECODE, decode=True, splits=splits, rope=rope)
+    tiling = (
+        CROWD if batch.num_rows * k_cache.shape[2] > 4 * PROGRAMS and num_q <= CROWD.rows * k_cache.shape[2] else DECODE
+    )
+    run(q, k_cache, v_cache, out, batch, scale, tiling, decode=True, splits=splits, rope=rope)
 
 
 def solo(
