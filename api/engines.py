@@ -203,7 +203,7 @@ class EngineClient:
                 if sequence is not None:
                     self._remove(sequence)
                     self._advance(sequence, event, now)
-        self._outbox.flush()
+        self._outbox.flush_soon()
 
     def _deal(self, step: StepOutput) -> list[Sequence]:
         """Hands each token to its sequence; returns the sequences that got one, in order of their first."""

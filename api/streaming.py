@@ -19,12 +19,21 @@ PING = b": ping\n\n"
 class Outbox:
     """The streams that have something to write."""
 
-    __slots__ = ("dirty",)
+    __slots__ = ("_asked", "dirty")
 
     def __init__(self) -> None:
         self.dirty: list[EventStream] = []
+        self._asked = False
+
+    def flush_soon(self) -> None:
+        """Once this turn of the loop: when the front is behind and reads several steps at a time, each stream still
+        costs one write."""
+        if not self._asked:
+            self._asked = True
+            asyncio.get_running_loop().call_soon(self.flush)
 
     def flush(self) -> None:
+        self._asked = False
         dirty, self.dirty = self.dirty, []
         for stream in dirty:
             stream.flush()

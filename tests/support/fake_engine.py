@@ -141,6 +141,8 @@ class FakeEngine:
         while True:
             if self._channel is not None:
                 stats = {"kv_cache_usage_perc": 0.25, "prefix_cache_queries": 10.0, "prefix_cache_hits": 4.0}
+                stats |= {"iteration_tokens_total/1": 2.0, "iteration_tokens_total/+Inf": 1.0}
+                stats |= {"iteration_tokens_total/sum": 9.0, "num_retractions": 1.0}
                 self._channel.send(Heartbeat(self.step, len(self.running), 0, 0, stats))
             await asyncio.sleep(0.2)
 
