@@ -22,6 +22,7 @@ from tsd.engine.model_config import ModelConfig, load_model_config
 from tsd.engine.model_errors import ModelError
 from tsd.engine.models import Decoder, LoadProgress, build_model
 from tsd.engine.weights import open_weights
+from tsd.kernels.cpu.threads import set_threads
 from tsd.kernels.registry import select
 from tsd.kernels.spec import KernelError, Objective
 
@@ -170,6 +171,7 @@ def open_device(config: EngineConfig) -> torch.device:
     """Raises ConfigurationError where the device is not to be had."""
     if config.device == "cpu":
         torch.set_num_threads(config.cpu_threads or 1)
+        set_threads(config.cpu_threads or 1)
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise ConfigurationError(f"{config.device} was asked for and torch sees no CUDA device: use --gpus none")

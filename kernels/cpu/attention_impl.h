@@ -162,82 +162,114 @@ INL void soften(float *scores, long seen, float *top, float *total, float *decay
     *top = best;
 }
 
-/* Heads are padded with zeros to whole vectors here: `D` is the padded width, `a->D` the real one. */
-TGT static void attend(const tsd_attention *a, long row, long first, long tokens, long head) {
-    long real = a->D, D = (real + TSD_LANES - 1) & ~(long)(TSD_LANES - 1);
-    long group = a->Hq / a->Hkv, queries = tokens * group;
-    size_t kvwide = a->kvtype == TSD_F32 ? 4 : 2;
-    size_t floats = queries * (2 * D + TSD_KV_BLOCK + 3) + 2 * TSD_KV_BLOCK * D;
-    float *q = (float *)tsd_scratch(2, floats * sizeof(float));
-    float *sums = q + queries * D, *columns = sums + queries * D, *copies = columns + TSD_KV_BLOCK * D;
-    float *scores = copies + TSD_KV_BLOCK * D;
-    float *top = scores + queries * TSD_KV_BLOCK, *total = top + queries, *decay = total + queries;
-    vf scale = vf_set1(a->scale * 1.4426950409f); /* exp(x) = 2^(x log2 e) */
-    for (long i = 0; i < queries; i++) {
-        long from = ((first + i / group) * a->Hq + head * group + i % group) * real;
-        for (long d = 0; d < D; d += TSD_LANES) {
-            vf_store(q + i * D + d, vf_mul(load_part(a->q, from + d, real - d, a->xtype), scale));
-            vf_store(sums + i * D + d, vf_zero());
+/* `tokens` tokens of a row from `first` (in T) on, for KV heads [head, head + heads). Query i of a head is token
+ * i / group, query head i % group of its group. Heads are padded with zeros to whole vectors: `D` is that width. */
+typedef struct {
+    long real, D, group, queries, first, last, tokens, head, heads;
+    size_t kvwide;
+    int direct; /* values are read where they lie */
+    const int32_t *pages;
+    float *q, *sums, *scores, *top, *total, *decay; /* by head, then query */
+    float *columns, *copies;                        /* one block of one head */
+} attend_state;
+
+/* Asks for head h of positions [from, from + 8): the next block, a part at a time between pieces of arithmetic, as
+ * the processor keeps only some two dozen requests in flight and does not guess the stride. */
+TGT static void fetch_rows(const tsd_attention *a, const attend_state *w, long h, long from) {
+    long page = from / a->page_size, offset = from % a->page_size, bytes = w->real * (long)w->kvwide;
+    for (long p = from; p < from + 8 && p <= w->last; p++) {
+        long at = ((w->pages[page] * a->page_size + offset) * a->Hkv + w->head + h) * bytes;
+        for (long i = 0; i < bytes; i += 64) {
+            __builtin_prefetch((const char *)a->k_cache + at + i, 0, 2);
+            __builtin_prefetch((const char *)a->v_cache + at + i, 0, 2);
         }
-        top[i] = -__builtin_inff();
-        total[i] = 0.0f;
+        if (++offset == a->page_size) offset = 0, page++;
     }
-    long last = a->positions[first + tokens - 1], start = 0; /* start: first token that sees the block */
-    const int32_t *pages = a->page_table + row * a->table_width;
-    int direct = a->kvtype == TSD_F32 && D == real;
-    for (long base = 0; base <= last; base += TSD_KV_BLOCK) {
-        long count = last + 1 - base < TSD_KV_BLOCK ? last + 1 - base : TSD_KV_BLOCK;
-        const char *keys[TSD_KV_BLOCK];
-        const float *values[TSD_KV_BLOCK];
-        long page = base / a->page_size, offset = base % a->page_size;
-        for (long j = 0; j < count; j++) {
-            long at = ((pages[page] * a->page_size + offset) * a->Hkv + head) * real;
-            keys[j] = (const char *)a->k_cache + at * kvwide;
-            if (direct) values[j] = (const float *)a->v_cache + at;
-            else {
-                for (long d = 0; d < D; d += TSD_LANES)
-                    vf_store(copies + j * D + d, load_part(a->v_cache, at + d, real - d, a->kvtype));
-                values[j] = copies + j * D;
-            }
-            if (++offset == a->page_size) offset = 0, page++;
+}
+
+TGT static void attend_block(const tsd_attention *a, const attend_state *w, long base, long start, long h) {
+    long real = w->real, D = w->D, left = w->last + 1 - base, count = left < TSD_KV_BLOCK ? left : TSD_KV_BLOCK;
+    const char *keys[TSD_KV_BLOCK];
+    const float *values[TSD_KV_BLOCK];
+    long page = base / a->page_size, offset = base % a->page_size;
+    for (long j = 0; j < count; j++) {
+        long at = ((w->pages[page] * a->page_size + offset) * a->Hkv + w->head + h) * real;
+        keys[j] = (const char *)a->k_cache + at * w->kvwide;
+        if (w->direct) values[j] = (const float *)a->v_cache + at;
+        else {
+            for (long d = 0; d < D; d += TSD_LANES)
+                vf_store(w->copies + j * D + d, load_part(a->v_cache, at + d, real - d, a->kvtype));
+            values[j] = w->copies + j * D;
         }
-        /* ask for the next block now: heads lie apart, and the processor does not guess the stride */
-        for (long j = 0; j < TSD_KV_BLOCK && base + TSD_KV_BLOCK + j <= last; j++) {
-            const char *k = (const char *)a->k_cache, *v = (const char *)a->v_cache;
-            long at = ((pages[page] * a->page_size + offset) * a->Hkv + head) * real * kvwide;
-            for (long i = 0; i < real * (long)kvwide; i += 64) {
-                __builtin_prefetch(k + at + i);
-                __builtin_prefetch(v + at + i);
-            }
-            if (++offset == a->page_size) offset = 0, page++;
-        }
-        for (long j = count; j < TSD_KV_BLOCK; j++) keys[j] = keys[0]; /* masked in soften */
-        for (long j = 0; j < TSD_KV_BLOCK; j += TSD_LANES)
-            for (long d = 0; d < D; d += TSD_LANES) {
-                vf rows[16];
+        if (++offset == a->page_size) offset = 0, page++;
+    }
+    for (long j = count; j < TSD_KV_BLOCK; j++) keys[j] = keys[0]; /* masked in soften */
+    for (long j = 0; j < TSD_KV_BLOCK; j += TSD_LANES) {
+        fetch_rows(a, w, h, base + TSD_KV_BLOCK + j / 2);
+        for (long d = 0; d < D; d += TSD_LANES) {
+            vf rows[16];
 #pragma GCC unroll 16
-                for (int i = 0; i < 16; i++) rows[i] = load_part(keys[j + i], d, real - d, a->kvtype);
-                vf_transpose(rows, columns + d * TSD_KV_BLOCK + j, TSD_KV_BLOCK);
-            }
-        while (a->positions[first + start] < base) start++;
-        all_scores(q, columns, scores, D, start * group, queries);
-        for (long i = start * group; i < queries; i++)
-            soften(scores + i * TSD_KV_BLOCK, a->positions[first + i / group] + 1 - base, top + i, total + i, decay + i);
-        all_values(scores, decay, values, sums, D, count, start * group, queries);
+            for (int i = 0; i < 16; i++) rows[i] = load_part(keys[j + i], d, real - d, a->kvtype);
+            vf_transpose(rows, w->columns + d * TSD_KV_BLOCK + j, TSD_KV_BLOCK);
+        }
     }
-    for (long i = 0; i < queries; i++) {
-        long to = ((first + i / group) * a->Hq + head * group + i % group) * real;
+    long from = start * w->group, own = h * w->queries;
+    float *scores = w->scores + own * TSD_KV_BLOCK, *sums = w->sums + own * D;
+    fetch_rows(a, w, h, base + TSD_KV_BLOCK + 16);
+    all_scores(w->q + own * D, w->columns, scores, D, from, w->queries);
+    for (long i = from; i < w->queries; i++) {
+        long seen = a->positions[w->first + i / w->group] + 1 - base;
+        soften(scores + i * TSD_KV_BLOCK, seen, w->top + own + i, w->total + own + i, w->decay + own + i);
+    }
+    fetch_rows(a, w, h, base + TSD_KV_BLOCK + 24);
+    all_values(scores, w->decay + own, values, sums, D, count, from, w->queries);
+}
+
+TGT static void attend(const tsd_attention *a, long row, long first, long tokens, long head, long heads) {
+    long real = a->D, D = (real + TSD_LANES - 1) & ~(long)(TSD_LANES - 1), group = a->Hq / a->Hkv;
+    long queries = tokens * group, all = heads * queries;
+    attend_state w = {.real = real, .D = D, .group = group, .queries = queries, .first = first, .tokens = tokens,
+                      .head = head, .heads = heads, .last = a->positions[first + tokens - 1],
+                      .kvwide = a->kvtype == TSD_F32 ? 4 : 2, .direct = a->kvtype == TSD_F32 && D == real,
+                      .pages = a->page_table + row * a->table_width};
+    w.q = (float *)tsd_scratch(2, (all * (2 * D + TSD_KV_BLOCK + 3) + 2 * TSD_KV_BLOCK * D) * sizeof(float));
+    w.sums = w.q + all * D, w.columns = w.sums + all * D, w.copies = w.columns + TSD_KV_BLOCK * D;
+    w.scores = w.copies + TSD_KV_BLOCK * D, w.top = w.scores + all * TSD_KV_BLOCK;
+    w.total = w.top + all, w.decay = w.total + all;
+    vf scale = vf_set1(a->scale * 1.4426950409f); /* exp(x) = 2^(x log2 e) */
+    for (long i = 0; i < all; i++) {
+        long h = i / queries, t = i % queries / group, g = i % group;
+        long from = ((first + t) * a->Hq + (head + h) * group + g) * real;
         for (long d = 0; d < D; d += TSD_LANES) {
-            vf out = vf_div(vf_load(sums + i * D + d), vf_set1(total[i]));
+            vf_store(w.q + i * D + d, vf_mul(load_part(a->q, from + d, real - d, a->xtype), scale));
+            vf_store(w.sums + i * D + d, vf_zero());
+        }
+        w.top[i] = -__builtin_inff();
+        w.total[i] = 0.0f;
+    }
+    long start = 0; /* the first token that sees the block */
+    for (long base = 0; base <= w.last; base += TSD_KV_BLOCK) {
+        while (a->positions[first + start] < base) start++;
+        for (long h = 0; h < heads; h++) attend_block(a, &w, base, start, h);
+    }
+    for (long i = 0; i < all; i++) {
+        long h = i / queries, t = i % queries / group, g = i % group;
+        long to = ((first + t) * a->Hq + (head + h) * group + g) * real;
+        for (long d = 0; d < D; d += TSD_LANES) {
+            vf out = vf_div(vf_load(w.sums + i * D + d), vf_set1(w.total[i]));
             store_part(a->out, to + d, out, real - d, a->xtype);
         }
     }
 }
 
+/* An item is a tile of tokens, for every KV head at once where `together` (the cache is then read as it lies) or
+ * for one of them (more items to share out). */
 TGT static void attention(const tsd_attention *a, long begin, long end) {
     for (long item = begin; item < end; item++) {
-        long row = a->items[2 * (item / a->Hkv)], first = a->items[2 * (item / a->Hkv) + 1];
-        long left = a->query_start[row + 1] - first;
-        attend(a, row, first, left < a->tile ? left : a->tile, item % a->Hkv);
+        long tile = a->together ? item : item / a->Hkv;
+        long row = a->items[2 * tile], first = a->items[2 * tile + 1], left = a->query_start[row + 1] - first;
+        long tokens = left < a->tile ? left : a->tile;
+        if (a->together) attend(a, row, first, tokens, 0, a->Hkv);
+        else attend(a, row, first, tokens, item % a->Hkv, 1);
     }
 }

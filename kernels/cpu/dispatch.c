@@ -120,7 +120,8 @@ int tsd_run_rope(tsd_rope *a, int isa) {
 int tsd_run_attention(tsd_attention *a, long items, int isa) {
     call c = {tsd_isa_table(isa), a};
     if (!c.table) return -1;
-    tsd_parallel(attention_task, &c, items * a->Hkv, 1);
+    a->together = a->largest == 1 && items >= 2 * tsd_get_threads() - 1;
+    tsd_parallel(attention_task, &c, a->together ? items : items * a->Hkv, 1);
     return 0;
 }
 

@@ -79,6 +79,7 @@ cdef extern from "ops.h" nogil:
         long Hq
         long Hkv
         long D
+        long largest
         long tile
         const int64_t *items
         float scale
@@ -377,7 +378,7 @@ def paged(q, k_cache, v_cache, batch, double scale, *, isa=None):
     """Causal attention over the paged cache -> [T, Hq * D]; see `attention.reference.paged`."""
     cdef tsd_attention a
     cdef int code, chosen = _isa(isa)
-    cdef long row, first, count = 0, most, rows = batch.num_rows
+    cdef long row, first, length, count = 0, most, rows = batch.num_rows
     cdef int64_t *items
     if not q.is_contiguous():
         q = q.contiguous()
@@ -402,6 +403,7 @@ def paged(q, k_cache, v_cache, batch, double scale, *, isa=None):
     a.rows = rows
     a.table_width = batch.page_table.size(1)
     a.scale = scale
+    a.largest = 0
     a.tile = 48 // (a.Hq // a.Hkv)
     if a.tile < 1:
         a.tile = 1
@@ -416,6 +418,9 @@ def paged(q, k_cache, v_cache, batch, double scale, *, isa=None):
     with nogil:
         for row in range(rows):
             first = a.query_start[row]
+            length = a.query_start[row + 1] - first
+            if length > a.largest:
+                a.largest = length
             while first < a.query_start[row + 1]:
                 items[2 * count] = row
                 items[2 * count + 1] = first

@@ -69,8 +69,10 @@ typedef struct {
     const int32_t *positions, *query_start, *page_table;
     int xtype, kvtype;
     long rows, table_width, page_size, Hq, Hkv, D;
+    long largest;   /* most tokens of any row */
     long tile;      /* tokens of a row that share the cache blocks loaded */
-    const int64_t *items; /* [n, 2]: row, first token (in T) of a tile; times Hkv heads */
+    const int64_t *items; /* [n, 2]: row, first token (in T) of a tile */
+    int together;         /* an item covers every KV head, not one (filled by the driver) */
     float scale;
 } tsd_attention;
 
@@ -108,7 +110,7 @@ typedef struct {
     void (*prologue)(tsd_linear *a, long begin, long end);           /* tokens */
     void (*linear)(const tsd_linear *a, long begin, long end);       /* row groups */
     void (*rope)(const tsd_rope *a, long begin, long end);           /* tokens */
-    void (*attention)(const tsd_attention *a, long begin, long end); /* items x kv heads */
+    void (*attention)(const tsd_attention *a, long begin, long end); /* items (x KV heads) */
     void (*norm)(const tsd_norm *a, long begin, long end);           /* tokens */
     void (*lookup)(const tsd_lookup *a, long begin, long end);       /* tokens */
     void (*draw)(const tsd_draw *a, long begin, long end);           /* rows */
