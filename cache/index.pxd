@@ -51,9 +51,6 @@ cdef class PrefixIndex:
     cdef int32_t hhead
     cdef int32_t htail
     cdef list changes
-    cdef int32_t hot_node[64]
-    cdef uint32_t hot_count[64]
-    cdef tsd_key hot_key[64]
     cdef bint record
     cdef int find(self, tsd_key key, const int32_t* tokens) noexcept
     cdef int match(self, const tsd_key* keys, const int32_t* tokens, int limit, int32_t* found, int* device_run) noexcept
@@ -72,7 +69,6 @@ cdef class PrefixIndex:
     cdef int drop_host(self, int n) except -1
     cdef int drop_device(self, int n) except -1
     cdef void settle(self, int n) noexcept
-    cdef void warm(self, int n) noexcept
     cdef int take_device(self) except -2
     cdef int take_host(self) except -2
     cdef int collect(self, int n) except -1

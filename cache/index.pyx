@@ -31,10 +31,6 @@ cdef extern from *:
     void tsd_prefetch(const void* p) nogil
 
 
-cdef enum:
-    HOT = 64
-
-
 class IndexFault(RuntimeError):
     """The index contradicts itself: our bug."""
 
@@ -63,8 +59,6 @@ cdef class PrefixIndex:
         self.num_spare = self.capacity
         self.dhead = self.dtail = self.hhead = self.htail = -1
         self.changes = []
-        for i in range(HOT):
-            self.hot_node[i] = -1
         # An empty bucket is node 0 of a zeroed table, so nodes are stored plus one.
 
     def __dealloc__(self):
@@ -390,39 +384,6 @@ cdef class PrefixIndex:
         self.host_evictable -= 1
 
     # ---- operators and tests
-
-    cdef void warm(self, int n) noexcept:
-        """A match ended at this node. Keeps the busiest ends: the least busy of HOT makes room (space-saving)."""
-        cdef int i, least = 0
-        for i in range(HOT):
-            if self.hot_node[i] == n and self.hot_key[i].lo == self.nodes[n].key.lo:
-                self.hot_count[i] += 1
-                return
-            if self.hot_count[i] < self.hot_count[least]:
-                least = i
-        self.hot_node[least] = n
-        self.hot_key[least] = self.nodes[n].key
-        self.hot_count[least] += 1
-
-    def hottest(self, int limit=16) -> list:
-        """The prefixes that matches end at most often, as dictionaries; evicted ones are left out."""
-        cdef int i, n
-        cdef list out = []
-        for i in range(HOT):
-            n = self.hot_node[i]
-            if n < 0 or not self.nodes[n].used or self.nodes[n].key.lo != self.hot_key[i].lo:
-                continue
-            out.append(
-                {
-                    "key": self.key_of(n).hex(),
-                    "tokens": self.nodes[n].depth * self.page_size,
-                    "refs": self.nodes[n].refs,
-                    "hits": self.nodes[n].hits,
-                    "tier": "device" if self.nodes[n].dev >= 0 else "host" if self.nodes[n].host >= 0 else "disk",
-                }
-            )
-        out.sort(key=lambda one: -one["hits"])
-        return out[:limit]
 
     cdef bytes key_of(self, int n):
         return PyBytes_FromStringAndSize(<char*>&self.nodes[n].key, 16)

@@ -16,6 +16,7 @@ cdef class Scheduler:
     cdef int page_size, max_slots, max_pages, chunk, max_flights, window, retract_every
     cdef bint mixed, caching, last_was_prefill, sharing
     cdef int64_t told_evictions
+    cdef double told_at
     # what the cache owns
     cdef PagePool pool
     cdef PagePool host
@@ -66,6 +67,7 @@ cdef class Scheduler:
     cdef int chunk_row(self, Build build, int at, int budget, double now) except -1
     cdef object admission(self, int at)
     cdef int admit(self, double now) except -2
+    cdef int tell_evictions(self, double now) except -1
     cdef bint soon_shared(self, int at, int run, int limit) noexcept
     cdef bint try_reserve(self, int at, double now) except -1
     cdef int reserve(self, int at, int run, int device_run, int total, double now) except -1
