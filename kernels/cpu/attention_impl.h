@@ -173,20 +173,6 @@ typedef struct {
     float *columns, *copies;                        /* one block of one head */
 } attend_state;
 
-/* Asks for head h of positions [from, from + 8): the next block, a part at a time between pieces of arithmetic, as
- * the processor keeps only some two dozen requests in flight and does not guess the stride. */
-TGT static void fetch_rows(const tsd_attention *a, const attend_state *w, long h, long from) {
-    long page = from / a->page_size, offset = from % a->page_size, bytes = w->real * (long)w->kvwide;
-    for (long p = from; p < from + 8 && p <= w->last; p++) {
-        long at = ((w->pages[page] * a->page_size + offset) * a->Hkv + w->head + h) * bytes;
-        for (long i = 0; i < bytes; i += 64) {
-            __builtin_prefetch((const char *)a->k_cache + at + i, 0, 2);
-            __builtin_prefetch((const char *)a->v_cache + at + i, 0, 2);
-        }
-        if (++offset == a->page_size) offset = 0, page++;
-    }
-}
-
 TGT static void attend_block(const tsd_attention *a, const attend_state *w, long base, long start, long h) {
     long real = w->real, D = w->D, left = w->last + 1 - base, count = left < TSD_KV_BLOCK ? left : TSD_KV_BLOCK;
     const char *keys[TSD_KV_BLOCK];
@@ -204,24 +190,20 @@ TGT static void attend_block(const tsd_attention *a, const attend_state *w, long
         if (++offset == a->page_size) offset = 0, page++;
     }
     for (long j = count; j < TSD_KV_BLOCK; j++) keys[j] = keys[0]; /* masked in soften */
-    for (long j = 0; j < TSD_KV_BLOCK; j += TSD_LANES) {
-        fetch_rows(a, w, h, base + TSD_KV_BLOCK + j / 2);
+    for (long j = 0; j < TSD_KV_BLOCK; j += TSD_LANES)
         for (long d = 0; d < D; d += TSD_LANES) {
             vf rows[16];
 #pragma GCC unroll 16
             for (int i = 0; i < 16; i++) rows[i] = load_part(keys[j + i], d, real - d, a->kvtype);
             vf_transpose(rows, w->columns + d * TSD_KV_BLOCK + j, TSD_KV_BLOCK);
         }
-    }
     long from = start * w->group, own = h * w->queries;
     float *scores = w->scores + own * TSD_KV_BLOCK, *sums = w->sums + own * D;
-    fetch_rows(a, w, h, base + TSD_KV_BLOCK + 16);
     all_scores(w->q + own * D, w->columns, scores, D, from, w->queries);
     for (long i = from; i < w->queries; i++) {
         long seen = a->positions[w->first + i / w->group] + 1 - base;
         soften(scores + i * TSD_KV_BLOCK, seen, w->top + own + i, w->total + own + i, w->decay + own + i);
     }
-    fetch_rows(a, w, h, base + TSD_KV_BLOCK + 24);
     all_values(scores, w->decay + own, values, sums, D, count, from, w->queries);
 }
 
