@@ -27,6 +27,7 @@ cdef struct Node:
 cdef struct Bucket:
     uint64_t tag
     int32_t node
+    uint32_t home
 
 
 cdef class PrefixIndex:

@@ -10,7 +10,7 @@ The host list has no such order (copies land when they land): a node with childr
 """
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
-from libc.stdint cimport int32_t, uint64_t
+from libc.stdint cimport int32_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
@@ -142,6 +142,7 @@ cdef class PrefixIndex:
             at = (at + 1) & self.mask
         self.table[at].tag = key.hi
         self.table[at].node = n + 1
+        self.table[at].home = <uint32_t>key.lo
         self.num_nodes += 1
         self.inserts += 1
         return n
@@ -325,7 +326,7 @@ cdef class PrefixIndex:
             at = (at + 1) & mask
             if self.table[at].node == 0:
                 break
-            home = self.nodes[self.table[at].node - 1].key.lo & mask
+            home = self.table[at].home & mask
             if ((at - home) & mask) >= ((at - hole) & mask):
                 self.table[hole] = self.table[at]
                 hole = at
