@@ -16,6 +16,11 @@ import msgspec
 import tokenizers
 
 from tsd.api.text.detokenizer import ByteDetokenizer, ByteTable, Detokenizer, WindowDetokenizer
+from tsd.api.text.stretches import StretchCache, is_separable
+from tsd.api.text.tokenizer_parts import DecoderPart, TokenizerPart
+
+CACHED_FROM = 2048
+"""Characters from which a chat prompt is encoded by remembered stretches."""
 
 
 class TextTooLong(ValueError):
@@ -69,19 +74,6 @@ class Tokenizer(Protocol):
     def token_bytes(self, token: int) -> bytes: ...
     def stream(self, skip_special: bool = True, continues: bool = False, keep: tuple[str, ...] = ()) -> Detokenizer:
         """`keep`: special tokens that stay in the text all the same."""
-
-
-class _DecoderPart(msgspec.Struct):
-    type: str = ""
-    decoders: list[_DecoderPart] = []
-    prepend_scheme: str = "always"
-    replacement: str = "▁"
-    content: str = ""
-    start: int = 0
-
-
-class _TokenizerPart(msgspec.Struct):
-    decoder: _DecoderPart | None = None
 
 
 def _unmap() -> dict[str, int]:
@@ -139,12 +131,15 @@ class FastTokenizer:
         special_ids = frozenset(specials.values())
         self.vocabulary = Vocabulary(size, specials, special_ids, eos_ids, Vocabulary.pattern_of(specials))
         text = source if source is not None else backend.to_str().encode()
-        decoder = msgspec.json.decode(text, type=_TokenizerPart).decoder
-        self._keep, self._skip = self._tables(decoder, vocab, {i: t.content for i, t in added.items()}, special_ids)
+        parts = msgspec.json.decode(text, type=TokenizerPart)
+        self._stretches = StretchCache(self._encode_stretch) if is_separable(parts, added) else None
+        self._keep, self._skip = self._tables(
+            parts.decoder, vocab, {i: t.content for i, t in added.items()}, special_ids
+        )
 
     def _tables(
         self,
-        decoder: _DecoderPart | None,
+        decoder: DecoderPart | None,
         vocab: dict[str, int],
         added: dict[int, str],
         special_ids: frozenset[int],
@@ -173,10 +168,33 @@ class FastTokenizer:
         return keep, ByteTable(pieces, strip)
 
     def encode(self, text: str, add_special: bool = True, limit: int | None = None) -> array[int]:
+        if not add_special and self._stretches is not None and len(text) > CACHED_FROM:
+            return self._encode_stretches(text, limit)
         # The batch call releases the interpreter lock while it works; the single one does not.
         encoding = self._backend.encode_batch_fast([text], add_special_tokens=add_special)[0]
         check_tokens(len(encoding), limit)
         return array("i", encoding.ids)
+
+    def _encode_stretch(self, text: str) -> list[int]:
+        ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return ids
+
+    def _encode_stretches(self, text: str, limit: int | None) -> array[int]:
+        """As encode, remembering what stands between special tokens."""
+        assert self._stretches is not None
+        ids: array[int] = array("i")
+        start = 0
+        pattern, specials = self.vocabulary.pattern, self.vocabulary.specials
+        for match in pattern.finditer(text) if pattern is not None else ():
+            if match.start() > start:
+                ids.extend(self._stretches.encode(text[start : match.start()]))
+            ids.append(specials[match[0]])
+            start = match.end()
+            check_tokens(len(ids), limit)
+        if start < len(text):
+            ids.extend(self._stretches.encode(text[start:]))
+        check_tokens(len(ids), limit)
+        return ids
 
     def encode_plain(self, text: str, limit: int | None = None) -> array[int]:
         with self._lock:

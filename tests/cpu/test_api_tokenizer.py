@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import time
 import urllib.error
 import urllib.request
@@ -68,6 +69,21 @@ def test_chat_prompts_equal_transformers(ours: Any, oracle: Any, messages: list[
     chat = ChatPrompt(ours, ChatTemplate(ours.chat_template, ours, Limits()))
     theirs = oracle.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
     assert chat.encode(messages).tolist() == theirs
+
+
+def test_remembered_stretches_change_nothing(ours: Any, oracle: Any) -> None:
+    chooser = random.Random(5)
+    chat = ChatPrompt(ours, ChatTemplate(ours.chat_template, ours, Limits()))
+    messages: list[dict[str, Any]] = []
+    words = ["tool", "\n\n", "  ", "世界", "def f():", "🎉", "<b>", "\t", "x" * 40, "don't"]
+    # No digits after white space: transformers' reader of GGUF files does not know that this family splits them off.
+    for turn in range(30):
+        role = "assistant" if turn % 2 else "user"
+        text = " ".join(chooser.choice(words) for _ in range(chooser.choice((1, 40, 200))))
+        messages.append({"role": role, "content": text})
+        theirs = oracle.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
+        assert chat.encode(messages).tolist() == theirs
+    assert ours._stretches is not None and ours._stretches._known
 
 
 def test_typed_control_tokens_are_text(ours: Any) -> None:
