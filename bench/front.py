@@ -34,6 +34,7 @@ class Figures(NamedTuple):
     steps: int
     tokens: int
     front_cpu_us_per_token: float
+    of_it_in_the_kernel: float
     bytes_per_token: float
     seconds: float
     rss_mb: float
@@ -119,9 +120,14 @@ class Reader(asyncio.Protocol):
             self.done.set_result(None)
 
 
-def cpu_seconds(pid: int) -> float:
+class CpuTime(NamedTuple):
+    user: float
+    kernel: float
+
+
+def cpu_time(pid: int) -> CpuTime:
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
+    return CpuTime(int(fields[11]) / TICKS, int(fields[12]) / TICKS)
 
 
 def rss_mb(pid: int) -> float:
@@ -168,16 +174,20 @@ async def _streams(
         await asyncio.sleep(0.05)
     engine.start_all()
     await asyncio.sleep(1.0)
-    before = cpu_seconds(pid)
+    before = cpu_time(pid)
     sizes = sum(reader.received for reader in readers)
     started = time.perf_counter()
     await engine.run(steps, period_s)
     await asyncio.wait([reader.done for reader in readers])
     seconds = time.perf_counter() - started
-    cost = cpu_seconds(pid) - before
+    after = cpu_time(pid)
+    kernel = after.kernel - before.kernel
+    cost = after.user - before.user + kernel
     tokens = streams * steps
     received = sum(reader.received for reader in readers) - sizes
-    figures = Figures(streams, steps, tokens, cost / tokens * 1e6, received / tokens, seconds, rss_mb(pid))
+    figures = Figures(
+        streams, steps, tokens, cost / tokens * 1e6, kernel / tokens * 1e6, received / tokens, seconds, rss_mb(pid)
+    )
     for reader in readers:
         if reader.transport is not None:
             reader.transport.close()

@@ -79,6 +79,8 @@ def refuse_unsupported(settings: Settings) -> None:
     for key in ("enable_expert_parallel", "moe_backend"):
         if settings[key].value:
             raise UsageError(f"--{options.BY_KEY[key].name} is not supported yet: no model with experts is")
+    if settings["api_workers"].value > 1:
+        raise UsageError("--api-workers over 1 is not supported yet: one front streams over 100,000 tokens a second")
     if bool(settings["tls_certfile"].value) != bool(settings["tls_keyfile"].value):
         raise UsageError("--tls-certfile and --tls-keyfile go together")
 
