@@ -1,10 +1,10 @@
 """Sampling on the device, row by row as `kernels/sampling/types.py` defines it; nothing is sorted.
 
 `score_kernel` reads the logits once over all multiprocessors: edits, temperature, noise, and the best id of each block
-of the vocabulary. `pick_kernel`, one program a row, takes the best of the blocks. Only when the row has filters does it
-look further: the winner over all ids is also the winner over the kept ids if it is kept, and whether it is kept takes
+of the vocabulary. `pick_kernel`, one program a row, takes the best of the blocks. A row with filters is decided there,
+noise included: the winner over all ids is also the winner over the kept ids if it is kept, and whether it is kept takes
 one sum over the ids above it. If not, everything up to it is out, and the next candidate is the best of the ids above.
-All this happens in registers when the few hundred groups of ids with the highest tops hold what can be kept.
+All this happens in registers when the hundred-odd groups of ids with the highest tops hold what can be kept.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BLOCK = 4096
 """Ids of a program of `score_kernel`."""
 GROUP = 64
 """Neighbouring ids of which only the highest is looked at to find where the high scores lie."""
-KEEP = 256
+KEEP = 128
 """Groups that are looked into; a larger top-k takes passes over the whole row."""
 
 
@@ -36,9 +36,16 @@ def _gumbel(seed, index, ids):
     near = 1.0 - gap
     step = 1.0 - near
     # log1p(-gap) = log(near) * gap / (1 - near): the rounding of `near` cancels.
-    log_near = tl.where(step == 0.0, -gap, tl.log(near) * gap / tl.where(step == 0.0, 1.0, step))
-    log_u = tl.where(h >= 8388608, log_near, tl.log(tl.where(h >= 8388608, 0.5, u)))
+    far = h < 8388608
+    log_u = tl.log(tl.where(far, u, near))
+    log_u = tl.where(far, log_u, tl.where(step == 0.0, -gap, log_u * gap / tl.where(step == 0.0, 1.0, step)))
     return -tl.log(-log_u)
+
+
+@triton.jit
+def _is_filtered(k, p, least, V):
+    """Whether a row's top-k, top-p or min-p can drop anything."""
+    return ((k > 0) & (k < V)) | (p < 1.0) | (least > 0.0)
 
 
 @triton.jit(do_not_specialize=["bias_count", "stop_count", "mask_words", "groups"])
@@ -60,8 +67,10 @@ def score_kernel(
     min_tokens,
     bitmask,
     mask_words,
+    top_k,
+    top_p,
+    min_p,
     hot_out,
-    score_out,
     group_tops,
     groups,
     best_scores,
@@ -88,8 +97,8 @@ def score_kernel(
 ):
     """One block of one row's ids. Grid (rows, blocks); per-block outputs are [rows, blocks].
 
-    FILTERED keeps scores before and after the noise, [rows, V], and of the former each block's highest, its
-    Σ exp(score - highest), and the highest of each GROUP.
+    FILTERED: rows with filters keep their scores [rows, V], and of each block the highest, its Σ exp(score - highest)
+    and the highest of each GROUP; the noise is left to `pick_kernel`, which needs it for few ids.
     """
     start_next(PDL)
     row = tl.program_id(0).to(tl.int64)
@@ -134,19 +143,20 @@ def score_kernel(
         heat = tl.load(temperature + row)
         if heat > 0.0:
             score = score / heat
-        if FILTERED:
-            tl.store(hot_out + row * V + ids, score, mask=live)
-            tops = tl.max(tl.reshape(tl.where(live, score, -float("inf")), (BV // GROUP, GROUP)), 1)
-            places = block * (BV // GROUP) + tl.arange(0, BV // GROUP)
-            tl.store(group_tops + row * groups + places, tops, mask=places < groups)
-            top = tl.max(tops, 0)
-            tl.store(hot_tops + spot, top)
-            mass = tl.exp(score - tl.where(top == -float("inf"), 0.0, top))
-            tl.store(hot_masses + spot, tl.sum(tl.where(live, mass, 0.0), 0))
-        if heat > 0.0:
-            score += _gumbel(tl.load(seeds + row), index.to(tl.int32), ids)
-        if FILTERED:
-            tl.store(score_out + row * V + ids, score, mask=live)
+            noisy = True
+            if FILTERED:
+                noisy = not _is_filtered(tl.load(top_k + row), tl.load(top_p + row), tl.load(min_p + row), V)
+                if not noisy:
+                    tl.store(hot_out + row * V + ids, score, mask=live)
+                    tops = tl.max(tl.reshape(tl.where(live, score, -float("inf")), (BV // GROUP, GROUP)), 1)
+                    places = block * (BV // GROUP) + tl.arange(0, BV // GROUP)
+                    tl.store(group_tops + row * groups + places, tops, mask=places < groups)
+                    top = tl.max(tops, 0)
+                    tl.store(hot_tops + spot, top)
+                    mass = tl.exp(score - tl.where(top == -float("inf"), 0.0, top))
+                    tl.store(hot_masses + spot, tl.sum(tl.where(live, mass, 0.0), 0))
+            if noisy:
+                score += _gumbel(tl.load(seeds + row), index.to(tl.int32), ids)
     score = tl.where(live, score, -float("inf"))
     best, place = tl.max(score, 0, return_indices=True, return_indices_tie_break_left=True)
     # A logit that is no number, or a score beyond all bounds, poisons the row: `pick_kernel` answers -1.
@@ -197,14 +207,14 @@ def _census(hot, V, low, high, top, BV: tl.constexpr):
 
 
 @triton.jit
-def _best_above(hot, scores, V, high, BV: tl.constexpr):
-    """The id of the highest score among x > high, the lowest on ties; and that x."""
+def _best_above(hot, seed, index, V, high, BV: tl.constexpr):
+    """The id with the highest noisy score among x > high, the lowest on ties."""
     best = tl.full([BV], -float("inf"), tl.float32)
     where = tl.full([BV], 2147483647, tl.int32)
     for start in range(0, V, BV):
         ids = start + tl.arange(0, BV)
         x = tl.load(hot + ids, mask=ids < V, other=-float("inf"))
-        score = tl.load(scores + ids, mask=ids < V, other=-float("inf"))
+        score = x + _gumbel(seed, index, ids)
         better = (x > high) & ((score > best) | (where == 2147483647))
         best = tl.where(better, score, best)
         where = tl.where(better, ids, where)
@@ -215,7 +225,8 @@ def _best_above(hot, scores, V, high, BV: tl.constexpr):
 @triton.jit
 def _among_groups(
     hot,
-    score,
+    seed,
+    index,
     group_tops,
     listed,
     groups,
@@ -253,7 +264,7 @@ def _among_groups(
         ids = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
         live = (place < count)[:, None] & (ids < V)
         x = tl.load(hot + ids, mask=live, other=-float("inf"))
-        noisy = tl.load(score + ids, mask=live, other=-float("inf"))
+        noisy = x + _gumbel(seed, index, ids)
         key = tl.where(live, _key(x), -2147483648)
         mass = tl.exp(x - top)
         # With every group at hand nothing lies below their reach.
@@ -281,8 +292,9 @@ def _among_groups(
 
 
 @triton.jit
-def _by_elimination(hot, score, V, top, everything, bound, token, k, p, ranked, BV: tl.constexpr):
+def _by_elimination(hot, seed, index, V, top, everything, bound, k, p, ranked, BV: tl.constexpr):
     """The winner among the kept ids, whatever they are: passes over the row until a candidate is kept."""
+    token = _best_above(hot, seed, index, V, -float("inf"), BV)
     x = tl.load(hot + token)
     floor = tl.full([], -2147483648, tl.int32)
     count, whole, above, mass = _census(hot, V, floor, x, top, BV)
@@ -300,7 +312,7 @@ def _by_elimination(hot, score, V, top, everything, bound, token, k, p, ranked, 
             else:
                 high = middle
     while (above > 0) & ((ranked & (above >= k)) | ((p < 1.0) & (mass >= p * whole)) | (x < bound)):
-        token = _best_above(hot, score, V, x, BV)
+        token = _best_above(hot, seed, index, V, x, BV)
         x = tl.load(hot + token)
         _, _, above, mass = _census(hot, V, 2147483647, x, top, BV)
     return token
@@ -311,7 +323,6 @@ def pick_kernel(
     best_scores,
     best_ids,
     hot_in,
-    score_in,
     group_tops,
     groups,
     raw_tops,
@@ -324,6 +335,8 @@ def pick_kernel(
     top_p,
     min_p,
     temperature,
+    seeds,
+    token_index,
     tokens,
     logprobs,
     ranks,
@@ -360,9 +373,10 @@ def pick_kernel(
         p = tl.load(top_p + row)
         least = tl.load(min_p + row)
         ranked = (k > 0) & (k < V)
-        if healthy & (tl.load(temperature + row) > 0.0) & (ranked | (p < 1.0) | (least > 0.0)):
+        if healthy & (tl.load(temperature + row) > 0.0) & _is_filtered(k, p, least, V):
             hot = hot_in + row * V
-            score = score_in + row * V
+            seed = tl.load(seeds + row)
+            index = tl.load(token_index + row).to(tl.int32)
             block_tops = tl.load(hot_tops + row * blocks + b, mask=b < blocks, other=-float("inf"))
             masses = tl.load(hot_masses + row * blocks + b, mask=b < blocks, other=0.0)
             top = tl.max(block_tops, 0)
@@ -371,13 +385,13 @@ def pick_kernel(
             found = -1
             if (ranked & (k > KEEP)) == 0:
                 found = _among_groups(
-                    hot, score, group_tops + row * groups, listed + row * KEEP, groups, V, top, everything, bound,
+                    hot, seed, index, group_tops + row * groups, listed + row * KEEP, groups, V, top, everything, bound,
                     k, p, ranked, BG, KEEP, GROUP,
                 )  # fmt: skip
             if found >= 0:
                 token = found
             else:
-                token = _by_elimination(hot, score, V, top, everything, bound, token, k, p, ranked, BV)
+                token = _by_elimination(hot, seed, index, V, top, everything, bound, k, p, ranked, BV)
     tl.store(tokens + row, token)
     if FEED:
         tl.store(feed + tl.load(feed_rows + row), tl.maximum(token, 0))
@@ -417,10 +431,10 @@ def sample(
     filtered = state.filtered and not state.greedy
     blocks = triton.cdiv(vocab, BLOCK)
     groups = triton.cdiv(vocab, GROUP)
-    sizes = [rows * blocks] * 6 + [rows * size if filtered else 0 for size in (groups, KEEP, vocab, vocab)]
+    sizes = [rows * blocks] * 6 + [rows * size if filtered else 0 for size in (groups, KEEP, vocab)]
     scratch = workspace(device).floats(sum(sizes))
     parts = scratch[: sum(sizes)].split(sizes)
-    best_scores, best_ids, raw_tops, raw_masses, hot_tops, hot_masses, group_tops, listed, hot, scores = parts
+    best_scores, best_ids, raw_tops, raw_masses, hot_tops, hot_masses, group_tops, listed, hot = parts
     pdl, launch = dependent(device)
     none = logits
     bias_ids, stop_ids, bitmask = state.bias_ids, state.stop_ids, state.bitmask
@@ -442,8 +456,10 @@ def sample(
         _or(state.min_tokens, none),
         _or(bitmask, none),
         0 if bitmask is None else bitmask.shape[1],
+        state.top_k,
+        state.top_p,
+        state.min_p,
         hot,
-        scores,
         group_tops,
         groups,
         best_scores,
@@ -474,7 +490,6 @@ def sample(
         best_scores,
         best_ids.view(torch.int32),
         hot,
-        scores,
         group_tops,
         groups,
         raw_tops,
@@ -487,6 +502,8 @@ def sample(
         state.top_p,
         state.min_p,
         state.temperature,
+        state.seeds,
+        state.token_index,
         tokens,
         _or(logprobs, scratch),
         _or(ranks, tokens),
