@@ -1,6 +1,8 @@
-"""Linear layers whose rows do not depend on their batch: one tile shape and one order of sums for all sizes.
+"""Linear layers whose rows do not depend on their batch: one order of sums for all sizes, whatever the tile.
 
-Slower than `linear.py` at a few rows (it computes a tile of 64 even for one), and than the vendor's product at many.
+Every tile shape adds up K in steps of one tensor-core instruction from first to last, so that all give the same bits
+(seen on an H200; `tests/gpu` compares sizes that get different ones). Slower than `linear.py` at a few rows, since a
+tile of 64 is computed even for one, and than the vendor's product at many.
 """
 
 from __future__ import annotations
@@ -14,7 +16,11 @@ from tsd.kernels.triton.pdl import prefetch_l2, start_next, wait_previous
 from tsd.kernels.triton.target import dependent, dot_precision
 from tsd.kernels.weight import Weight
 
-BM, BN, BK, WARPS, STAGES = 64, 32, 128, 4, 4
+Tile = tuple[int, int, int, int, int]
+"""Rows, columns and depth of a tile, warps, stages."""
+NARROW: Tile = (64, 32, 128, 4, 4)
+SQUARE: Tile = (64, 64, 128, 4, 4)
+TALL: Tile = (128, 128, 64, 8, 4)
 BAND = 8
 """Tiles of rows that share the same columns of W while these are in L2."""
 
@@ -69,20 +75,29 @@ def matmul_kernel(
     tl.store(y + spot, total.to(y.dtype.element_ty), mask=live)
 
 
+def tile_for(rows: int, n: int, dtype: torch.dtype) -> Tile:
+    """The largest tile that still leaves most of the multiprocessors busy; float32 has no tensor-core tiles."""
+    if dtype == torch.float32:
+        return NARROW
+    if triton.cdiv(rows, TALL[0]) * triton.cdiv(n, TALL[1]) >= 96 and rows > SQUARE[0]:
+        return TALL
+    return SQUARE if triton.cdiv(rows, SQUARE[0]) * triton.cdiv(n, SQUARE[1]) >= 96 else NARROW
+
+
 def matmul(
     x: torch.Tensor,
     w: torch.Tensor,
     bias: torch.Tensor | None,
     residual: torch.Tensor | None,
-    tiles: tuple[int, int, int, int, int] = (BM, BN, BK, WARPS, STAGES),
+    tile: Tile | None = None,
 ) -> torch.Tensor:
-    """x [M, K] times w [N, K] transposed, plus bias and residual, in x's dtype."""
+    """x [M, K] times w [N, K] transposed, plus bias and residual, in x's dtype. The tile does not change the result."""
     rows, k = x.shape
     n = w.shape[0]
     y = torch.empty((rows, n), dtype=x.dtype, device=x.device)
     if rows == 0:
         return y
-    bm, bn, bk, warps, stages = tiles
+    bm, bn, bk, warps, stages = tile or tile_for(rows, n, x.dtype)
     pdl, launch = dependent(x.device)
     matmul_kernel[(triton.cdiv(rows, bm) * triton.cdiv(n, bn),)](
         x,

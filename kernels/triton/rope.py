@@ -104,7 +104,7 @@ def rope_write(
     tokens = qkv.shape[0]
     q = torch.empty((tokens, num_q, head_dim), dtype=qkv.dtype, device=qkv.device)
     block = 1
-    while block < 4 and num_q % (2 * block) == 0 and num_kv % (2 * block) == 0:
+    while block < 8 and num_q % (2 * block) == 0 and num_kv % (2 * block) == 0:
         block *= 2
     pdl, launch = dependent(qkv.device)
     rope_write_kernel[(tokens, (num_q + 2 * num_kv) // block)](

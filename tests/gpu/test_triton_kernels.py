@@ -179,11 +179,13 @@ def test_paged(case: str, dtype: torch.dtype, num_q: int, num_kv: int, head_dim:
 
 def test_invariant_bits() -> None:
     """A row's bits do not depend on its neighbours, on how many there are, nor on decode or prefill."""
-    n, k = 1024, 2048
-    w, x = normal(n, k, scale=k**-0.5), normal(300, k)
-    whole = invariant.linear(x, dense(w))
-    for first, last in ((0, 1), (37, 38), (100, 164), (3, 290)):
-        assert torch.equal(invariant.linear(x[first:last].contiguous(), dense(w)), whole[first:last])
+    for n, k in ((4096, 2048), (6144, 1024)):
+        w, x = normal(n, k, scale=k**-0.5), normal(300, k)
+        tiles = {invariant.tile_for(rows, n, BF16) for rows in (1, 64, 287, 300)}
+        assert len(tiles) > 1
+        whole = invariant.linear(x, dense(w))
+        for first, last in ((0, 1), (37, 38), (100, 164), (3, 290)):
+            assert torch.equal(invariant.linear(x[first:last].contiguous(), dense(w)), whole[first:last])
     length = 600
     batch = ragged_batch([length], [length], 64, 0)
     q = normal(length, 16, 128)
