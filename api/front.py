@@ -214,7 +214,7 @@ class Front:
                         priority=params.priority,
                         cache_salt=salt,
                         deadline_s=deadline,
-                        prompt_logprobs=prompt_logprobs if choice == 0 else -1,
+                        prompt_logprobs=prompt_logprobs,
                         grammar=plan.grammar,
                         client=params.user or job.owner[:12],
                     )

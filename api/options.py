@@ -66,6 +66,9 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     tls_key: str = ""
     handle_signals: bool = True
     """SIGTERM and SIGINT drain; a second one forces."""
+    freeze_gc: bool = True
+    """What is alive when the front is ready is never scanned again: a full collection over a vocabulary's tables
+    would stop every stream for tens of milliseconds."""
 
     @property
     def name(self) -> str:

@@ -138,6 +138,8 @@ def template_keywords(front: Front, body: ChatRequest) -> dict[str, object]:
     keywords: dict[str, object] = {}
     if body.reasoning_effort is not None:
         keywords["reasoning_effort"] = body.reasoning_effort
+        if body.reasoning_effort == "none":
+            keywords["enable_thinking"] = False
     for name, value in (body.chat_template_kwargs or {}).items():
         if name not in front.options.chat_template_keys:
             raise InvalidRequest(

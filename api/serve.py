@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -31,6 +32,7 @@ from tsd.engine.protocol import Progress, Ready
 
 log = logging.getLogger("tsd.api")
 
+GC_THRESHOLDS = (20_000, 20, 50)
 EXIT_OK = 0
 EXIT_FAULT = 1
 EXIT_FORCED = 130
@@ -181,6 +183,10 @@ class _Server:
     def _tell_ready(self) -> None:
         if self.front.state == "ready" and not self._told_ready:
             self._told_ready = True
+            if self._options.freeze_gc:
+                gc.collect()
+                gc.freeze()
+                gc.set_threshold(*GC_THRESHOLDS)
             self._hooks.on_ready()
 
     async def _load_text(self) -> None:

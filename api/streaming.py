@@ -122,6 +122,7 @@ class EventStream:
                 self._buffer.clear()
                 self._size = 0
                 self._on_overflow()
+                transport.abort()
             return
         buffer = self._buffer
         data = buffer[0] if len(buffer) == 1 else b"".join(buffer)

@@ -129,8 +129,7 @@ def _completion(
         if params.sampling.logprobs >= 0:
             columns = CompletionLogprobsBuilder(front.loaded.tokenizer)
             if echoes is not None:
-                source = job.sequences[sequence.prompt_index * params.n]
-                columns.add(sequence.prompt, source.prompt_logprobs or [None] * len(sequence.prompt))
+                columns.add(sequence.prompt, sequence.prompt_logprobs or [None] * len(sequence.prompt))
             if not silent:
                 columns.add(got.tokens, got.logprobs)
             logprobs = CompletionLogprobs(*columns.take())

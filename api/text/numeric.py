@@ -1,6 +1,6 @@
 """The tokenizer of a model folder that has none: text is token ids with spaces between ("12 7 99").
 
-A word that is not a number stands for an id derived from its bytes, so that any text can be a prompt.
+A word that is not an id stands for one derived from its bytes, so that any text can be a prompt.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class NumericTokenizer:
         words = text.split()
         check_tokens(len(words), limit)
         for word in words:
-            if word.isdecimal() and word.isascii() and len(word) < 10:
+            if word.isdecimal() and word.isascii() and len(word) < 10 and int(word) < size:
                 ids.append(int(word))
             else:
                 ids.append(zlib.crc32(word.encode()) % size)

@@ -82,7 +82,12 @@ async def serving(
         if send_buffer:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
         port = listener.getsockname()[1]
-        defaults: dict[str, Any] = {"served_names": ("test",), "handle_signals": False, "request_log": ""}
+        defaults: dict[str, Any] = {
+            "served_names": ("test",),
+            "handle_signals": False,
+            "freeze_gc": False,
+            "request_log": "",
+        }
         config = ServerOptions(model=model, port=port, **{**defaults, **(options or {})})
         hooks = Hooks(stop=asyncio.Event())
         ready = asyncio.Event()
