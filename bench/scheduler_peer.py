@@ -86,7 +86,7 @@ def results(
 
 
 def decode(rows: int, context: int, steps: int) -> float:
-    """Microseconds a step in steady decode, mean."""
+    """Microseconds a step in steady decode: the best of three means."""
     scheduler = make(rows, rows * (context // PAGE + 40) + 64)
     rng = np.random.default_rng(0)
     for i in range(rows):
@@ -97,15 +97,18 @@ def decode(rows: int, context: int, steps: int) -> float:
         scheduler.advance(event)
         if count == rows and all(batch.num_extends() == 0 for batch in plan.forward):
             break
-    spent = 0
     clock = time.perf_counter_ns
-    for _ in range(steps):
-        began = clock()
-        plan = scheduler.next_execution_plan()
-        event, _, _ = results(plan)
-        scheduler.advance(event)
-        spent += clock() - began
-    return spent / steps / 1e3
+    best = float("inf")
+    for _ in range(3):
+        spent = 0
+        for _ in range(steps):
+            began = clock()
+            plan = scheduler.next_execution_plan()
+            event, _, _ = results(plan)
+            scheduler.advance(event)
+            spent += clock() - began
+        best = min(best, spent / steps / 1e3)
+    return best
 
 
 def admission(length: int) -> dict[str, float]:
@@ -171,7 +174,7 @@ def measure(quick: bool = False) -> dict[str, Any]:
         figures["decode_us"] = {str(b): round(decode(b, 4096, 50 if b > 32 else 400), 2) for b in rows}
         figures["decode_us_16k"] = round(decode(32 if quick else 256, 16_384, 50), 2)
         figures.update({name: round(value, 1) for name, value in admission(50_000).items()})
-        figures["agentic_us_per_token"] = round(agentic(16 if quick else 256), 3)
+        figures["agentic_us_per_token"] = round(min(agentic(16 if quick else 256) for _ in range(2)), 3)
     finally:
         gc.enable()
     return figures

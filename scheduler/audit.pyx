@@ -52,12 +52,12 @@ cdef class Audit:
         free(self.slots)
 
 
-def audit(Scheduler s) -> None:
+def audit(Scheduler s, bint thorough=True) -> None:
     """Raises SchedulerFault, PoolError or IndexFault at the first contradiction."""
     cdef Audit books = Audit(s.pool.num_pages, s.host.num_pages, s.index.capacity, s.max_slots)
     s.pool.integrity()
     s.host.integrity()
-    s.index.integrity()
+    s.index.integrity(thorough)
     audit_requests(s, books)
     audit_transfers(s, books)
     audit_pages(s, books)

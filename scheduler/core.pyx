@@ -977,8 +977,15 @@ cdef class Scheduler:
             "page_map": {"bin_pages": width, "states": states},
         }
 
-    def integrity(self) -> None:
-        """Raises SchedulerFault (or the cache's own fault) unless every page, slot and reference has exactly one owner."""
+    def debug_retract(self, int every) -> None:
+        """Tests: from now on retract the latest arrival every so many steps; 0 stops it."""
+        self.retract_every = every
+
+    def integrity(self, bint thorough=True) -> None:
+        """Raises SchedulerFault (or the cache's own fault) unless every page, slot and reference has exactly one owner.
+
+        Not thorough leaves out that each node is found by its key.
+        """
         from tsd.scheduler.audit import audit
 
-        audit(self)
+        audit(self, thorough)

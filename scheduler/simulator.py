@@ -77,9 +77,9 @@ def draw_life(rng: random.Random, profile: str, secret: bytes, page_size: int) -
     """One life's configuration. `device` has one tier; `pressure` a pool far too small; `steady` is for timing."""
     if profile == "steady":
         config = SchedulerConfig(
-            max_num_seqs=16, max_model_len=512, num_pages=640, page_size=16, chunked_prefill_size=64, kv_events=False
+            max_num_seqs=16, max_model_len=320, num_pages=360, page_size=16, chunked_prefill_size=64, kv_events=False
         )
-        return config, Knobs(vocab=30_000, abort=0, deadline=0, fail_row=0, output=400, land=1024, too_long=0)
+        return config, Knobs(vocab=30_000, abort=0, deadline=0, fail_row=0, output=280, land=1024, too_long=0)
     tiers = profile == "tiers" or (profile in ("mixed", "pressure", "aborts") and rng.random() < 0.6)
     seqs = rng.choice((1, 2, 4, 8, 16, 24))
     longest = rng.randrange(3 * page_size + 4, min(200, 40 * page_size + 20))

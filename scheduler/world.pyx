@@ -2,7 +2,7 @@
 
 Owns what a device, a host tier and a disk would hold, and what each request must get. As with real KV, the cell of a
 position depends on every token up to it: cell = hash(cell before, token), from the tenant's salt on. The token after a
-history is a hash of all its cells, read back from the pages the plan names. Drives a real Scheduler through its public
+history is a weighted sum of all its cells, read back from the pages the plan names. Drives a real Scheduler through its public
 interface only, and raises Violation at the first thing that is not as it must be.
 
 A page that a launched step reads may be written by nobody else before that step lands; a copy's source may not change
@@ -43,6 +43,7 @@ cdef struct Record:
     uint8_t aborted
     uint8_t failed
     uint64_t hash
+    int32_t hashed
     int32_t cell
     int32_t salt
     double deadline
@@ -100,6 +101,7 @@ cdef class World:
     cdef int page_size, max_pages, num_pages, host_pages, vocab
     cdef uint64_t rng, seed
     cdef Record* records
+    cdef uint64_t* weights
     cdef int32_t* device
     cdef int32_t* host
     cdef int32_t* table
@@ -153,6 +155,9 @@ cdef class World:
         self.knobs = knobs
         self.kv_events = config.kv_events
         self.records = <Record*>calloc(MAX_RECORDS, sizeof(Record))
+        self.weights = <uint64_t*>calloc(self.longest + 1, sizeof(uint64_t))
+        for i in range(self.longest + 1):
+            self.weights[i] = absorb(seed + i, i) | 1
         self.device = <int32_t*>calloc(self.num_pages * self.page_size, sizeof(int32_t))
         self.host = <int32_t*>calloc(self.host_pages * self.page_size + 1, sizeof(int32_t))
         self.table = <int32_t*>calloc(config.max_num_seqs * self.max_pages, sizeof(int32_t))
@@ -189,6 +194,7 @@ cdef class World:
             for i in range(MAX_RECORDS):
                 free(self.records[i].tokens)
         free(self.records)
+        free(self.weights)
         free(self.device)
         free(self.host)
         free(self.table)
@@ -215,7 +221,7 @@ cdef class World:
         return parts > 0 and self.draw(1024) < parts
 
     cdef inline int token_of(self, uint64_t h) noexcept:
-        return <int>((h >> 20) % <uint64_t>self.vocab)
+        return <int>(((h * <uint64_t>0x9E3779B97F4A7C15) >> 33) % <uint64_t>self.vocab)
 
     # ---- clients
 
@@ -271,7 +277,8 @@ cdef class World:
     cdef void extend(self, Record* record, int token) noexcept:
         """The oracle: what the history's cells and their hash are one token later."""
         record.cell = next_cell(record.cell, token)
-        record.hash = absorb(record.hash, record.cell)
+        record.hash += <uint64_t>record.cell * self.weights[record.hashed]
+        record.hashed += 1
 
     cdef int abort(self) except -1:
         cdef int64_t request_id
@@ -420,7 +427,7 @@ cdef class World:
             for k in range((end + size - 1) // size):
                 held = self.device + table[k] * size
                 for offset in range(min(size, end - position)):
-                    h = absorb(h, held[offset])
+                    h += <uint64_t>held[offset] * self.weights[position + offset]
                 position += size
             flight.tokens[row] = self.token_of(h)
             self.slot_last[slot] = flight.tokens[row]
@@ -676,7 +683,7 @@ cdef class World:
         if self.idle > self.patience and self.live:
             raise Violation(f"nothing has happened for {self.idle} turns; {len(self.live)} requests are live")
         if self.check_every and self.step % self.check_every == 0:
-            self.scheduler.integrity()
+            self.scheduler.integrity(self.step % 64 == 0)
             if self.kv_events:
                 self.mirror()
         return 0

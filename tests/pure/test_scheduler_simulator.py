@@ -70,7 +70,7 @@ def test_the_world_notices_a_lost_terminal_event() -> None:
 def test_a_failure_names_seed_life_and_step(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken(self: object) -> None:
+    def broken(self: object, thorough: bool = True) -> None:
         raise Violation("made up")
 
     class Broken(Forgetful):
