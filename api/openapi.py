@@ -22,6 +22,7 @@ class Operation(NamedTuple):
     response: Any = None
     stream: bool = False
     error: Any = sampling.ErrorBody
+    media: str = "application/json"
 
 
 OPERATIONS: tuple[Operation, ...] = (
@@ -66,11 +67,11 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("post", "/abort", "End a running request", native.AbortRequest),
     Operation("get", "/health", "Whether the engines live"),
     Operation("get", "/ready", "Whether requests are taken"),
-    Operation("get", "/metrics", "Prometheus figures"),
+    Operation("get", "/metrics", "Prometheus figures", media="text/plain"),
     Operation("get", "/load", "Requests in flight"),
     Operation("get", "/get_server_info", "Options and engines"),
     Operation("get", "/get_model_info", "The model"),
-    Operation("get", "/admin/stream", "Snapshots for the console"),
+    Operation("get", "/admin/stream", "Snapshots for the console", media="text/event-stream"),
     Operation("get", "/admin/kernels", "Which kernels run and why"),
     Operation("get", "/admin/requests", "Requests in flight, or one's timeline"),
     Operation("get", "/admin/pages", "Owners of cache pages"),
@@ -105,7 +106,7 @@ def document() -> bytes:
 
 
 def _operation(op: Operation, schema_of: dict[str, Any]) -> dict[str, Any]:
-    content: dict[str, Any] = {"application/json": {"schema": schema_of[repr(op.response)] if op.response else {}}}
+    content: dict[str, Any] = {op.media: {"schema": schema_of[repr(op.response)] if op.response else {}}}
     if op.stream:
         content["text/event-stream"] = {"schema": {"type": "string"}}
     error = {"description": "A fault", "content": {"application/json": {"schema": schema_of[repr(op.error)]}}}

@@ -240,3 +240,21 @@ def test_null_content_is_empty(tmp_path: Path) -> None:
             assert b"None" not in bytes(token for token in ids if token < 256)
 
     run_async(test)
+
+
+def test_structural_tag_in_both_spellings(tmp_path: Path) -> None:
+    structure = {"begin": "<f>", "schema": {"type": "object"}, "end": "</f>"}
+    old = {"type": "structural_tag", "structures": [structure], "triggers": ["<f>"]}
+    tag = {"type": "tag", "begin": "<f>", "end": "</f>", "content": {"type": "any_text"}}
+    new = {"type": "structural_tag", "format": {"type": "triggered_tags", "triggers": ["<f>"], "tags": [tag]}}
+
+    async def test() -> None:
+        async with model_that_says(tmp_path, "ok") as server:
+            for form in (old, new):
+                status, answer = await server.post(CHAT, {**ASK, "response_format": form})
+                assert status == 200, answer
+                assert server.engine.seen[-1].grammar.kind == "structural_tag"
+            status, _ = await server.post(CHAT, {**ASK, "response_format": {**old, "structures": [{"begin": 1}]}})
+            assert status == 400
+
+    run_async(test)

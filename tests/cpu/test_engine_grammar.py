@@ -100,6 +100,19 @@ def test_what_is_sampled_is_in_the_language(
     assert done >= 10
 
 
+def test_structural_tags_constrain_only_inside(backend: GrammarBackend) -> None:
+    tag = {"type": "tag", "begin": "<f>", "end": "</f>", "content": {"type": "regex", "pattern": "[0-9]+"}}
+    form = {"type": "triggered_tags", "triggers": ["<f>"], "tags": [tag]}
+    row = backend.row(Grammar("structural_tag", json.dumps({"type": "structural_tag", "format": form})))
+    for token in b"free text <f":
+        assert token in allowed(backend, row) and row.accept(token)
+    assert row.accept(ord(">"))
+    assert {token for token in allowed(backend, row) if token < 256} == set(b"0123456789")
+    for token in b"12</f> and on":
+        assert row.accept(token)
+    assert END in allowed(backend, row)
+
+
 def test_a_row_is_its_history(backend: GrammarBackend) -> None:
     grammar = CASES[0][0]
     tokens = sample(backend, backend.row(grammar), random.Random(3))

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import random
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from tsd.api.parsers.pythonic import parse_calls
 from tsd.api.parsers.reasoning import TagSplitter
 from tsd.api.parsers.registry import REASONING, TOOLS, detect, tool_parser
 
+SPLITS = int(os.environ.get("TSD_SPLITS", "1000"))
 SCHEMAS: dict[str, dict[str, Any]] = {
     "get_weather": {
         "type": "object",
@@ -185,6 +188,26 @@ def test_cuts_do_not_matter(dialect: str, data: st.DataObject) -> None:
         text = text[:start] + data.draw(st.sampled_from(["", "x", "<", '"', "}", "{", "]", "\n", "\\"])) + text[stop:]
     sizes = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=30))
     assert parse(dialect, cuts(text, sizes)).key() == parse(dialect, [text]).key()
+
+
+@pytest.mark.parametrize("dialect", TWO_CALLS)
+def test_many_random_splits(dialect: str) -> None:
+    """TSD_SPLITS sets how many (100,000 for the recorded run); 50 a text, most texts damaged."""
+    chooser = random.Random(dialect)
+    for _ in range(SPLITS // 50):
+        text = TWO_CALLS[dialect]
+        for _ in range(chooser.choice((0, 1, 1, 3))):
+            start = chooser.randrange(len(text) + 1)
+            text = (
+                text[:start]
+                + chooser.choice((*MARKS, "", "x", '"', "}", "{", "\\"))
+                + text[start + chooser.randrange(9) :]
+            )
+        expected = parse(dialect, [text]).key()
+        for _ in range(50):
+            longest = chooser.choice((1, 4, 20, 100))
+            sizes = [chooser.randint(1, longest) for _ in range(20)]
+            assert parse(dialect, cuts(text, sizes)).key() == expected, (text, sizes)
 
 
 @settings(max_examples=60, deadline=None)
