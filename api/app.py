@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from tsd.api.auth import Keys, cors_headers
+from tsd.api.body import BODIES, BodyBudget
 from tsd.api.errors import ApiError, HeadersTooLarge, InvalidRequest, MethodNotAllowed, NotFound, TooLarge
 from tsd.api.front import FRONT, Front
 from tsd.api.openapi import openapi
@@ -78,6 +79,7 @@ def make_app(front: Front) -> web.Application:
 
     app = web.Application(middlewares=[guard], client_max_size=front.options.limits.body_bytes)
     app[FRONT] = front
+    app[BODIES] = BodyBudget(front.options.limits.bodies_bytes)
     app[admin.SNAPSHOTS] = Snapshots(front)
     for method, path, handler in ROUTES:
         app.router.add_route(method, path, handler)

@@ -3,23 +3,46 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
+from collections.abc import Iterator
 from typing import TypeVar
 
 import msgspec
 from aiohttp import web
 
-from tsd.api.errors import BodyTimeout, InvalidRequest, TooLarge
+from tsd.api.errors import BodyTimeout, InvalidRequest, Overloaded, TooLarge
 from tsd.api.limits import Limits, check_body_size, check_json_depth
 
 T = TypeVar("T")
+
+
+class BodyBudget:
+    """Memory that bodies may take together."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.held = 0
+
+    @contextlib.contextmanager
+    def hold(self, size: int) -> Iterator[None]:
+        """Raises Overloaded when there is no room (one body always fits)."""
+        if self.held and self.held + size > self._most:
+            raise Overloaded("too many large requests at one time; try again later", code="busy", retry_after=1)
+        self.held += size
+        try:
+            yield
+        finally:
+            self.held -= size
+
+
+BODIES: web.AppKey[BodyBudget] = web.AppKey("bodies", BodyBudget)
 _OFF_LOOP = 128 * 1024
 _AT = re.compile(r"^(.*?)(?: - at `(?:key in )?\$\.?(.*)`)?$", re.DOTALL)
 
 
 async def read_body(request: web.Request, limits: Limits) -> bytes:
-    """Raises TooLarge without reading on when the body is over the limit."""
-    check_body_size(request.content_length, limits)
+    """Raises TooLarge, without reading on, once the body is over the limit."""
     try:
         async with asyncio.timeout(limits.body_seconds):
             return await request.read()
@@ -30,10 +53,13 @@ async def read_body(request: web.Request, limits: Limits) -> bytes:
 
 
 async def read_json(request: web.Request, kind: type[T], limits: Limits) -> T:
-    body = await read_body(request, limits)
-    if len(body) > _OFF_LOOP:
-        return await asyncio.get_running_loop().run_in_executor(None, decode, body, kind, limits)
-    return decode(body, kind, limits)
+    size = request.content_length
+    check_body_size(size, limits)
+    with request.app[BODIES].hold(limits.body_bytes if size is None else size):
+        body = await read_body(request, limits)
+        if len(body) > _OFF_LOOP:
+            return await asyncio.get_running_loop().run_in_executor(None, decode, body, kind, limits)
+        return decode(body, kind, limits)
 
 
 def decode(body: bytes, kind: type[T], limits: Limits) -> T:

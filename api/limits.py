@@ -18,6 +18,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Upper bounds, inclusive."""
 
     body_bytes: int = 32 * 1024 * 1024
+    bodies_bytes: int = 512 * 1024 * 1024
+    """Of all bodies that are being read or parsed at one time (one of unknown length counts as the longest)."""
     body_seconds: float = 60.0
     """For a body to arrive."""
     header_bytes: int = 16 * 1024

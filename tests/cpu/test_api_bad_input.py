@@ -205,6 +205,23 @@ def test_a_body_that_never_comes() -> None:
     run_async(test)
 
 
+def test_large_bodies_share_a_budget() -> None:
+    async def test() -> None:
+        config = {"limits": limits(bodies_bytes=2000, body_bytes=1500, body_seconds=1.0)}
+        async with serving(options=config) as server:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1400\r\n\r\n{")
+            await asyncio.sleep(0.1)
+            status, answer = await server.post(TEXT, json.dumps(text()).ljust(1000))
+            assert status == 429 and answer["error"]["code"] == "busy"
+            assert (await server.post(TEXT, text()))[0] == 200
+            assert b"408" in await reader.readline()
+            assert (await server.post(TEXT, json.dumps(text()).ljust(1000)))[0] == 200
+            writer.close()
+
+    run_async(test)
+
+
 def test_queue_bounds_answer_429() -> None:
     async def test() -> None:
         async with serving(hold=True, options={"limits": limits(queued_requests=2)}) as server:
