@@ -16,13 +16,13 @@ import numpy as np
 import torch
 
 from tsd.engine.batch import ForwardBatch, KVCache
-from tsd.engine.executor import wake
 from tsd.engine.executor.base import DeviceFault, StepResult
 from tsd.engine.executor.graphs import StepGraphs, buckets_for
 from tsd.engine.executor.mixed import MixedSteps
 from tsd.engine.executor.rows import Rows
 from tsd.engine.executor.sampling import logprobs_of, prompt_logprobs_of
 from tsd.engine.executor.staging import UPDATES, Staging, TokenRing
+from tsd.engine.executor.wake import Landing
 from tsd.engine.executor.warmup import warm_up_plans
 from tsd.engine.kernel_report import describe
 from tsd.engine.models import Decoder
@@ -31,8 +31,6 @@ from tsd.kernels.compiling import CompilationCounter, compile_only
 from tsd.kernels.registry import Selection, select
 from tsd.kernels.sampling.types import Sampled, SamplingState, greedy_state
 from tsd.scheduler.types import ExecutionPlan
-
-RING = 4
 
 
 class Flight:
@@ -91,6 +89,7 @@ class CudaExecutor:
         self._moved: deque[MoveResult] = deque()
         self._mover = Mover(cache, HostPages(cache, host_pages), disk, self._tell_move) if host_pages else None
         self._padded_rows = 0
+        self._all_rows = np.arange(max_num_seqs)
         self._timed = timed
         self._origin: tuple[torch.cuda.Event, float] | None = None
         most = max_num_seqs + max_num_seqs % 2
@@ -98,11 +97,12 @@ class CudaExecutor:
         with torch.cuda.stream(self.stream):
             self.last_token = torch.zeros(max_num_seqs + 1, dtype=torch.int32, device=device)
             self.page_table = torch.zeros((max_num_seqs + 1, pages), dtype=torch.int32, device=device)
-            self.staging = Staging(most, RING, max_num_seqs * pages, device)
-            self.tokens = TokenRing(most, RING, device)
+            self._side = torch.cuda.Stream(device)
+            landing = Landing(self.stream.cuda_stream, self._side.cuda_stream, self.landed_fd)
+            self.staging = Staging(most, max_num_seqs * pages, device, landing)
+            self.tokens = TokenRing(most, device, landing)
             self._inputs = torch.zeros((4, most), dtype=torch.int32, device=device)
             self._row_table = torch.zeros((most, pages), dtype=torch.int32, device=device)
-            self._out = torch.zeros(most, dtype=torch.int32, device=device)
             self._row_index = torch.arange(most + 1, dtype=torch.int32, device=device)
             self.mixed = MixedSteps(
                 model,
@@ -119,8 +119,10 @@ class CudaExecutor:
     # -- the loop's side -------------------------------------------------------------------------------------------
 
     def launch(self, plan: ExecutionPlan) -> None:
+        self.rows.apply(plan)
+        if self._launch_greedy(plan):
+            return
         with torch.cuda.stream(self.stream), torch.inference_mode():
-            self.rows.apply(plan)
             began = self._event()
             for page in plan.zero_pages.tolist():
                 for tensor in (*self.cache.k, *self.cache.v):
@@ -150,8 +152,7 @@ class CudaExecutor:
         ended = self._event()
         if flight.events is not None and ended is not None:
             flight.events = (flight.events[0], ended)
-        self.tokens.bring_back(flight.ring, max(1, len(flight.rows)))
-        wake.after_stream(self.tokens.stream.cuda_stream, self.landed_fd)
+        self.tokens.bring_back(flight.ring, len(flight.rows))
 
     def landed(self) -> list[StepResult | MoveResult]:
         try:
@@ -215,6 +216,26 @@ class CudaExecutor:
         event.synchronize()
         self._origin = (event, time.monotonic())
 
+    def _launch_greedy(self, plan: ExecutionPlan) -> bool:
+        """The step that runs most often, with no more than its six driver calls; False where it does not apply."""
+        rows = plan.num_rows
+        if not rows or plan.num_decode != rows or plan.moves or len(plan.zero_pages) or self._origin is not None:
+            return False
+        slots = plan.slots[:rows]
+        sampling = self.rows.sampling
+        bucket = self.greedy_graphs.bucket(rows)
+        if bucket is None or sampling.temperature[slots].any() or not sampling.is_plain(slots):
+            return False
+        if len(plan.table_slots) > UPDATES:
+            return False
+        self._stage_rows(plan, bucket)
+        self.staging.send(greedy=True)
+        self.greedy_graphs.replay(bucket)
+        flight = Flight(plan, self.tokens.next(), self._all_rows[:rows])
+        self._flights.append(flight)
+        self.tokens.bring_back(flight.ring, rows)
+        return True
+
     # -- decode: one graph a step ----------------------------------------------------------------------------------
 
     def _launch_decode(self, plan: ExecutionPlan) -> Flight:
@@ -224,19 +245,14 @@ class CudaExecutor:
         plain = sampling.is_plain(slots)
         greedy = plain and not sampling.temperature[slots].any()
         bucket = self.greedy_graphs.bucket(rows) or rows
-        view = self._stage_updates(plan)
-        view["slots"][:rows] = slots
-        view["slots"][rows:bucket] = self.padding
-        view["starts"][:rows] = starts
-        view["starts"][rows:bucket] = 0
-        ring = self.tokens.next()
-        self._padded_rows = bucket - rows
-        flight = Flight(plan, ring, np.arange(rows))
+        view = self._stage_rows(plan, bucket)
+        flight = Flight(plan, self.tokens.next(), self._all_rows[:rows])
         if greedy:
             self.staging.send(greedy=True)
-            captured = bucket in self.greedy_graphs.captured
-            tokens = self.greedy_graphs.replay(bucket) if captured else self._greedy_step(bucket)
-            self.tokens.device[ring, :rows].copy_(tokens[:rows])
+            if bucket in self.greedy_graphs.captured:
+                self.greedy_graphs.replay(bucket)
+            else:
+                self._greedy_step(bucket)
             return flight
         token_index = starts + 1 - self.rows.num_prompt[slots]
         state = self._stage_sampling(view, slots, token_index, bucket)
@@ -255,6 +271,18 @@ class CudaExecutor:
             draw()
         return flight
 
+    def _stage_rows(self, plan: ExecutionPlan, bucket: int) -> dict[str, np.ndarray]:
+        """The block of a decode step: page-table changes, slots and positions, padded to the bucket."""
+        rows = plan.num_rows
+        view = self._stage_updates(plan)
+        view["slots"][:rows] = plan.slots[:rows]
+        view["starts"][:rows] = plan.starts[:rows]
+        if rows < bucket:
+            view["slots"][rows:bucket] = self.padding
+            view["starts"][rows:bucket] = 0
+        self._padded_rows = bucket - rows
+        return view
+
     def _stage_updates(self, plan: ExecutionPlan) -> dict[str, np.ndarray]:
         """The block for this step, page-table changes filled in; those beyond a block's room are sent ahead."""
         view = self.staging.next()
@@ -262,8 +290,8 @@ class CudaExecutor:
         if count > UPDATES:
             self._send_updates(plan)
         elif count:
-            view["cells"][:count] = plan.table_slots * self.page_table.shape[1] + plan.table_index
-            view["pages"][:count] = plan.table_pages
+            cells = plan.table_slots * self.page_table.shape[1] + plan.table_index
+            self.staging.update(view, cells, plan.table_pages)
         return view
 
     def _stage_sampling(
@@ -326,7 +354,7 @@ class CudaExecutor:
         """A whole greedy step; tokens [rows], already fed to the next step."""
         logits = self._forward_step(rows)
         sampled = self._sample(logits, greedy_state(rows, self.device))
-        out = self._out[:rows]
+        out = self.tokens.device[:rows]
         self._feed(sampled.tokens, self.staging.device.fields["slots"][:rows], self.last_token, out)
         return out
 
@@ -370,8 +398,7 @@ class CudaExecutor:
 
     def _keep(self, flight: Flight, sampled: Sampled, slots_there: torch.Tensor, slots: np.ndarray) -> None:
         """Feeds the drawn tokens to the next step and starts them on their way to the host."""
-        out = self.tokens.device[flight.ring]
-        self._feed(sampled.tokens, slots_there, self.last_token, out)
+        self._feed(sampled.tokens, slots_there, self.last_token, self.tokens.device)
         wanted = self.rows.sampling.logprobs[slots]
         if (wanted >= 0).any():
             flight.sampled = (_to_host(sampled), wanted)

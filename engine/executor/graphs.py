@@ -53,6 +53,8 @@ class StepGraphs:
             with torch.cuda.graph(graph, pool=self.pool, stream=self._stream):
                 output = body(rows)
             self.pool = self.pool or graph.pool()
+            # The first replay uploads the graph: better now than under the first request of its size.
+            graph.replay()
             self.captured[rows] = CapturedStep(graph, rows, output)
             report(done + 1, len(self.buckets))
 

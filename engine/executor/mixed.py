@@ -23,6 +23,7 @@ TOKEN_BUCKETS = (
 )
 """A step of a size in between computes up to a quarter more tokens than it has."""
 _RING = 4
+"""Deeper than the steps that can be on their way, so that a block's copy is done when its turn comes again."""
 
 
 _EMPTY = np.zeros(0, np.int32)
@@ -59,7 +60,6 @@ class MixedSteps:
         self._block = torch.zeros(size, dtype=torch.int32, device=device)
         self._host = [torch.zeros(size, dtype=torch.int32, pin_memory=True) for _ in range(_RING)]
         self._views = [block.numpy() for block in self._host]
-        self._copied = [torch.cuda.Event() for _ in range(_RING)]
         self._turn = 0
         self._graphs: dict[Bucket, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
         self._row_buckets = sorted({size for size in (16, 64) if size < max_rows} | {max_rows})
@@ -102,6 +102,8 @@ class MixedSteps:
             with torch.cuda.graph(graph, pool=pool, stream=stream):
                 logits = self._captured_body(bucket)
             self._graphs[bucket] = (graph, logits)
+            # The first replay uploads the graph: better now than under the first request of its size.
+            graph.replay()
             report((done + 1) / len(buckets))
 
     def touch(self) -> None:
@@ -130,9 +132,13 @@ class MixedSteps:
     def _bucket(self, tokens: int, rows: int) -> Bucket | None:
         if not self._graphs:
             return None
-        token_place = bisect_left(TOKEN_BUCKETS, max(tokens, rows))
         row_place = bisect_left(self._row_buckets, rows)
-        if token_place == len(TOKEN_BUCKETS) or row_place == len(self._row_buckets):
+        if row_place == len(self._row_buckets):
+            return None
+        # Graphs for many rows are recorded only where there are as many tokens.
+        most_rows = self._row_buckets[row_place]
+        token_place = bisect_left(TOKEN_BUCKETS, max(tokens, most_rows if most_rows > 64 else 0))
+        if token_place == len(TOKEN_BUCKETS):
             return None
         found = Bucket(TOKEN_BUCKETS[token_place], self._row_buckets[row_place])
         return found if found in self._graphs else None
@@ -140,7 +146,6 @@ class MixedSteps:
     def _send(self, host: HostBatch, bucket: Bucket) -> None:
         """Writes the block for a step of `bucket`'s size and queues its one copy."""
         self._turn = (self._turn + 1) % _RING
-        self._copied[self._turn].synchronize()
         view = self._views[self._turn]
         padding_slot = len(self.last_token) - 1
         size, rows = bucket
@@ -154,7 +159,6 @@ class MixedSteps:
         _fill(view[at + 3 * rows + 1 : at + 4 * rows + 1], host.slots, padding_slot)
         used = at + 4 * rows + 1
         self._block[:used].copy_(self._host[self._turn][:used], non_blocking=True)
-        self._copied[self._turn].record()
 
     def _forward(
         self, bucket: Bucket, *, rows: int, wanted: int, num_decode: int, max_query_len: int, max_kv_len: int

@@ -1,7 +1,7 @@
-"""Wakes the loop when a CUDA stream has come to a point: a host callback in C that writes an eventfd.
+"""The few driver calls of a steady step, in C: copies, the hand-over to the side stream, and the wake-up of the loop.
 
-The driver is found at run time, so that this compiles and imports where there is none. No Python runs in the
-driver's thread, and nothing here takes the interpreter lock.
+The driver is found at run time, so that this compiles and imports where there is none. The callback that the driver
+runs writes an eventfd: no Python runs in its thread, and nothing here waits for the device.
 """
 
 from libc.stdint cimport intptr_t, uint64_t
@@ -20,8 +20,18 @@ cdef extern from "dlfcn.h" nogil:
 
 ctypedef void (*host_function)(void *) noexcept nogil
 ctypedef int (*launch_host_function)(void *stream, host_function function, void *data) noexcept nogil
+ctypedef int (*memcpy_async)(uint64_t target, uint64_t source, size_t count, void *stream) noexcept nogil
+ctypedef int (*event_create)(void **event, unsigned int flags) noexcept nogil
+ctypedef int (*event_record)(void *event, void *stream) noexcept nogil
+ctypedef int (*stream_wait)(void *stream, void *event, unsigned int flags) noexcept nogil
 
 cdef launch_host_function _launch = NULL
+cdef memcpy_async _copy = NULL
+cdef event_create _create = NULL
+cdef event_record _record = NULL
+cdef stream_wait _wait = NULL
+
+cdef unsigned int DISABLE_TIMING = 2
 
 
 cdef void _wake(void *data) noexcept nogil:
@@ -29,23 +39,52 @@ cdef void _wake(void *data) noexcept nogil:
 
 
 def available() -> bool:
-    """Whether the CUDA driver's library is there."""
-    global _launch
+    """Whether the CUDA driver's library is there, with all that is needed of it."""
+    global _launch, _copy, _create, _record, _wait
     cdef void *library
     if _launch == NULL:
         library = dlopen(b"libcuda.so.1", RTLD_NOW | RTLD_GLOBAL)
         if library != NULL:
+            _copy = <memcpy_async>dlsym(library, b"cuMemcpyAsync")
+            _create = <event_create>dlsym(library, b"cuEventCreate")
+            _record = <event_record>dlsym(library, b"cuEventRecord")
+            _wait = <stream_wait>dlsym(library, b"cuStreamWaitEvent")
             _launch = <launch_host_function>dlsym(library, b"cuLaunchHostFunc")
-    return _launch != NULL
+    return _launch != NULL and _copy != NULL and _create != NULL and _record != NULL and _wait != NULL
 
 
-def after_stream(intptr_t stream, int fd) -> None:
-    """Writes 1 to the eventfd `fd` once all work queued on `stream` (a cudaStream_t) so far is done.
-
-    The stream stands still while the callback runs: give one that carries nothing else. Raises RuntimeError.
-    """
-    if _launch == NULL and not available():
-        raise RuntimeError("the CUDA driver's library libcuda.so.1 is not there")
-    cdef int code = _launch(<void *>stream, _wake, <void *><intptr_t>fd)
+cdef int _check(int code, str call) except -1:
     if code != 0:
-        raise RuntimeError(f"cuLaunchHostFunc failed with CUDA error {code}")
+        raise RuntimeError(f"{call} failed with CUDA error {code}")
+    return 0
+
+
+cdef class Landing:
+    """Ends steps: tells the loop through the eventfd `fd` when what `stream` was given so far is done.
+
+    The callback runs on `side`, a stream that carries nothing else, because a stream stands still meanwhile. Streams
+    are cudaStream_t as integers. Raises RuntimeError where the driver is not there or a call fails.
+    """
+
+    cdef void *_stream
+    cdef void *_side
+    cdef void *_event
+    cdef void *_fd
+
+    def __init__(self, intptr_t stream, intptr_t side, int fd) -> None:
+        if not available():
+            raise RuntimeError("the CUDA driver's library libcuda.so.1 is not there")
+        self._stream = <void *>stream
+        self._side = <void *>side
+        self._fd = <void *><intptr_t>fd
+        _check(_create(&self._event, DISABLE_TIMING), "cuEventCreate")
+
+    def copy(self, uint64_t target, uint64_t source, size_t count) -> None:
+        """Queues a copy of `count` bytes between pinned host and device memory."""
+        _check(_copy(target, source, count, self._stream), "cuMemcpyAsync")
+
+    def signal(self) -> None:
+        """Queues the wake-up."""
+        _check(_record(self._event, self._stream), "cuEventRecord")
+        _check(_wait(self._side, self._event, 0), "cuStreamWaitEvent")
+        _check(_launch(self._side, _wake, self._fd), "cuLaunchHostFunc")

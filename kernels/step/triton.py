@@ -8,9 +8,10 @@ import triton.language as tl
 
 _UPDATES = 128
 _PAGES = 128
+_ROWS = 256
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _update(cells, pages, table, count, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = at < count
@@ -51,9 +52,9 @@ def _prepare(
         tl.store(target + at, tl.load(source + at, at < used, 0), at < used)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["tokens", "slots", "out"])
 def _feed(tokens, slots, last_token, out, count, BLOCK: tl.constexpr):
-    at = tl.arange(0, BLOCK)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = at < count
     token = tl.load(tokens + at, mask, 0)
     tl.store(last_token + tl.load(slots + at, mask, 0), tl.maximum(token, 0), mask)
@@ -99,4 +100,4 @@ def prepare(
 def feed(tokens: torch.Tensor, slots: torch.Tensor, last_token: torch.Tensor, out: torch.Tensor) -> None:
     """As `reference.feed`."""
     count = tokens.shape[0]
-    _feed[(1,)](tokens, slots, last_token, out, count, BLOCK=triton.next_power_of_2(count))
+    _feed[(triton.cdiv(count, _ROWS),)](tokens, slots, last_token, out, count, BLOCK=_ROWS)
