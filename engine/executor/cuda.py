@@ -89,6 +89,7 @@ class CudaExecutor:
         self._moved: deque[MoveResult] = deque()
         self._mover = Mover(cache, HostPages(cache, host_pages), disk, self._tell_move) if host_pages else None
         self._padded_rows = 0
+        self._attached = False
         self._all_rows = np.arange(max_num_seqs)
         self._timed = timed
         self._origin: tuple[torch.cuda.Event, float] | None = None
@@ -119,6 +120,11 @@ class CudaExecutor:
     # -- the loop's side -------------------------------------------------------------------------------------------
 
     def launch(self, plan: ExecutionPlan) -> None:
+        if not self._attached:
+            # For this thread from now on: a replay goes to the current stream, and driver calls need a context.
+            torch.cuda.set_device(self.device)
+            torch.cuda.set_stream(self.stream)
+            self._attached = True
         self.rows.apply(plan)
         if self._launch_greedy(plan):
             return
