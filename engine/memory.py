@@ -74,7 +74,7 @@ def plan_memory(
     reasons["max_num_seqs"] = (
         "--max-num-seqs" if config.max_num_seqs else f"default on {'a GPU' if on_gpu else 'the CPU'}"
     )
-    chunk = config.chunked_prefill_size or (8192 if on_gpu else 512)
+    chunk = config.chunked_prefill_size or (4096 if on_gpu else 512)
     reasons["chunk"] = "--chunked-prefill-size" if config.chunked_prefill_size else "default"
     if chunk < max_num_seqs:
         raise ConfigurationError(
