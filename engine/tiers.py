@@ -61,7 +61,7 @@ class HostPages:
 
     def block(self, page: int) -> memoryview:
         """One page's bytes."""
-        return memoryview(self._bytes[page].numpy())
+        return self._bytes[page].numpy().data
 
 
 class Mover:

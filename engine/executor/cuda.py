@@ -9,47 +9,29 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from tsd.engine.batch import ForwardBatch, KVCache
+from tsd.engine.batch import KVCache
 from tsd.engine.executor.base import DeviceFault, StepResult
-from tsd.engine.executor.graphs import StepGraphs, buckets_for
+from tsd.engine.executor.decode import DecodeSteps
+from tsd.engine.executor.flight import Flight, to_host
 from tsd.engine.executor.mixed import MixedSteps
 from tsd.engine.executor.rows import Rows
 from tsd.engine.executor.sampling import logprobs_of, prompt_logprobs_of
-from tsd.engine.executor.staging import UPDATES, Staging, TokenRing
+from tsd.engine.executor.staging import UPDATES, TokenRing
 from tsd.engine.executor.wake import Landing
 from tsd.engine.executor.warmup import warm_up_plans
 from tsd.engine.kernel_report import describe
 from tsd.engine.models import Decoder
 from tsd.engine.tiers import BlockStore, HostPages, Mover, MoveResult
 from tsd.kernels.compiling import CompilationCounter, compile_only
-from tsd.kernels.registry import Selection, select
-from tsd.kernels.sampling.types import Sampled, SamplingState, greedy_state
+from tsd.kernels.registry import Selection
+from tsd.kernels.sampling.types import Sampled, greedy_state
 from tsd.scheduler.types import ExecutionPlan
-
-
-class Flight:
-    """A step on its way: where its tokens will be, and what of it only the host knows."""
-
-    __slots__ = ("events", "finish", "plan", "ring", "rows", "sampled", "scored")
-
-    def __init__(self, plan: ExecutionPlan, ring: int, rows: np.ndarray) -> None:
-        self.plan = plan
-        self.ring = ring
-        self.rows = rows
-        """Rows of the plan that drew a token, in the order of the ring."""
-        self.sampled: tuple[Sampled, np.ndarray] | None = None
-        """With log-probabilities: what was drawn, and how many alternatives each row wants."""
-        self.scored: dict[int, Any] = {}
-        self.events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
-        """Begin and end on the device, where steps are timed."""
-        self.finish: Callable[[], None] | None = None
-        """Queues the sampling, where it has to wait for the tokens of the step before."""
 
 
 class CudaExecutor:
@@ -82,14 +64,12 @@ class CudaExecutor:
         self.stream = torch.cuda.Stream(device)
         self._compilations = CompilationCounter()
         self._sample = sample
-        self._prepare = select("step.prepare", dtype="int32", device=device)
-        self._feed = select("step.feed", dtype="int32", device=device)
         self._report = report
         self._flights: deque[Flight] = deque()
         self._moved: deque[MoveResult] = deque()
         self._mover = Mover(cache, HostPages(cache, host_pages), disk, self._tell_move) if host_pages else None
-        self._padded_rows = 0
         self._attached = False
+        self._owed = 0
         self._all_rows = np.arange(max_num_seqs)
         self._timed = timed
         self._origin: tuple[torch.cuda.Event, float] | None = None
@@ -100,11 +80,19 @@ class CudaExecutor:
             self.page_table = torch.zeros((max_num_seqs + 1, pages), dtype=torch.int32, device=device)
             self._side = torch.cuda.Stream(device)
             landing = Landing(self.stream.cuda_stream, self._side.cuda_stream, self.landed_fd)
-            self.staging = Staging(most, max_num_seqs * pages, device, landing)
             self.tokens = TokenRing(most, device, landing)
-            self._inputs = torch.zeros((4, most), dtype=torch.int32, device=device)
-            self._row_table = torch.zeros((most, pages), dtype=torch.int32, device=device)
-            self._row_index = torch.arange(most + 1, dtype=torch.int32, device=device)
+            self.decode = DecodeSteps(
+                model,
+                cache,
+                sample,
+                self.rows,
+                self.last_token,
+                self.page_table,
+                self.tokens,
+                landing,
+                self.stream,
+                use_graphs=use_graphs,
+            )
             self.mixed = MixedSteps(
                 model,
                 cache,
@@ -114,8 +102,6 @@ class CudaExecutor:
                 max_rows=max_num_seqs,
                 device=device,
             )
-        self.greedy_graphs = StepGraphs(buckets_for(max_num_seqs) if use_graphs else [], self.stream)
-        self.forward_graphs = StepGraphs(buckets_for(max_num_seqs) if use_graphs else [], self.stream)
 
     # -- the loop's side -------------------------------------------------------------------------------------------
 
@@ -137,7 +123,7 @@ class CudaExecutor:
                 assert self._mover is not None
                 self._mover.submit(plan.moves)
             if not plan.num_rows:
-                self._send_updates(plan)
+                self.decode.send_updates(plan)
                 flight = Flight(plan, self.tokens.next(), np.zeros(0, np.int64))
             elif plan.num_decode == plan.num_rows:
                 flight = self._launch_decode(plan)
@@ -166,9 +152,12 @@ class CudaExecutor:
         except BlockingIOError:
             return []
         results: list[StepResult | MoveResult] = []
+        count += self._owed
         while self._moved:
             results.append(self._moved.popleft())
             count -= 1
+        # A move may be seen before its own wake-up is: what is owed comes with a later one.
+        self._owed = min(0, count)
         try:
             for _ in range(count):
                 results.append(self._result(self._flights.popleft()))
@@ -229,14 +218,13 @@ class CudaExecutor:
             return False
         slots = plan.slots[:rows]
         sampling = self.rows.sampling
-        bucket = self.greedy_graphs.bucket(rows)
+        bucket = self.decode.bucket(rows)
         if bucket is None or sampling.temperature[slots].any() or not sampling.is_plain(slots):
             return False
         if len(plan.table_slots) > UPDATES:
             return False
-        self._stage_rows(plan, bucket)
-        self.staging.send(greedy=True)
-        self.greedy_graphs.replay(bucket)
+        self.decode.stage(plan, bucket)
+        self.decode.run_greedy(bucket)
         flight = Flight(plan, self.tokens.next(), self._all_rows[:rows])
         self._flights.append(flight)
         self.tokens.bring_back(flight.ring, rows)
@@ -250,22 +238,16 @@ class CudaExecutor:
         sampling = self.rows.sampling
         plain = sampling.is_plain(slots)
         greedy = plain and not sampling.temperature[slots].any()
-        bucket = self.greedy_graphs.bucket(rows) or rows
-        view = self._stage_rows(plan, bucket)
+        bucket = self.decode.bucket(rows) or rows
+        view = self.decode.stage(plan, bucket)
         flight = Flight(plan, self.tokens.next(), self._all_rows[:rows])
         if greedy:
-            self.staging.send(greedy=True)
-            if bucket in self.greedy_graphs.captured:
-                self.greedy_graphs.replay(bucket)
-            else:
-                self._greedy_step(bucket)
+            self.decode.run_greedy(bucket)
             return flight
         token_index = starts + 1 - self.rows.num_prompt[slots]
-        state = self._stage_sampling(view, slots, token_index, bucket)
-        self.staging.send(greedy=False)
-        captured = bucket in self.forward_graphs.captured
-        logits = self.forward_graphs.replay(bucket) if captured else self._forward_step(bucket)
-        there = self.staging.device.fields["slots"][:rows]
+        state = self.decode.stage_sampling(view, slots, token_index)
+        logits = self.decode.run_forward(bucket)
+        there = self.decode.staging.device.fields["slots"][:rows]
 
         def draw() -> None:
             chosen = state if plain else sampling.state(slots, token_index, self.device)
@@ -277,101 +259,14 @@ class CudaExecutor:
             draw()
         return flight
 
-    def _stage_rows(self, plan: ExecutionPlan, bucket: int) -> dict[str, np.ndarray]:
-        """The block of a decode step: page-table changes, slots and positions, padded to the bucket."""
-        rows = plan.num_rows
-        view = self._stage_updates(plan)
-        view["slots"][:rows] = plan.slots[:rows]
-        view["starts"][:rows] = plan.starts[:rows]
-        if rows < bucket:
-            view["slots"][rows:bucket] = self.padding
-            view["starts"][rows:bucket] = 0
-        self._padded_rows = bucket - rows
-        return view
-
-    def _stage_updates(self, plan: ExecutionPlan) -> dict[str, np.ndarray]:
-        """The block for this step, page-table changes filled in; those beyond a block's room are sent ahead."""
-        view = self.staging.next()
-        count = len(plan.table_slots)
-        if count > UPDATES:
-            self._send_updates(plan)
-        elif count:
-            cells = plan.table_slots * self.page_table.shape[1] + plan.table_index
-            self.staging.update(view, cells, plan.table_pages)
-        return view
-
-    def _stage_sampling(
-        self, view: dict[str, np.ndarray], slots: np.ndarray, token_index: np.ndarray, bucket: int
-    ) -> SamplingState:
-        sampling, rows = self.rows.sampling, len(slots)
-        view["temperature"][:rows] = sampling.temperature[slots]
-        view["top_k"][:rows] = sampling.top_k[slots]
-        view["top_p"][:rows] = sampling.top_p[slots]
-        view["min_p"][:rows] = sampling.min_p[slots]
-        view["seeds"][:rows] = sampling.seeds[slots]
-        view["token_index"][:rows] = token_index
-        fields = {name: field[:rows] for name, field in self.staging.device.fields.items()}
-        return SamplingState(
-            temperature=fields["temperature"],
-            top_k=fields["top_k"],
-            top_p=fields["top_p"],
-            min_p=fields["min_p"],
-            seeds=fields["seeds"],
-            token_index=fields["token_index"],
-            filtered=sampling.is_filtered(slots),
-        )
-
-    def _forward_step(self, rows: int) -> torch.Tensor:
-        """Logits [rows, V] of the decode rows that the device's block names."""
-        block = self.staging.device
-        tokens, positions, kv_slots, kv_lens = (self._inputs[i, :rows] for i in range(4))
-        table = self._row_table[:rows]
-        self._prepare(
-            block.cells,
-            block.pages,
-            block.fields["slots"][:rows],
-            block.fields["starts"][:rows],
-            self.last_token,
-            self.page_table,
-            tokens,
-            positions,
-            kv_slots,
-            kv_lens,
-            table,
-            self.cache.page_size,
-        )
-        batch = ForwardBatch(
-            tokens=tokens,
-            positions=positions,
-            kv_slots=kv_slots,
-            query_start=self._row_index[: rows + 1],
-            kv_lens=kv_lens,
-            page_table=table,
-            sample_index=self._row_index[:rows],
-            num_decode=rows,
-            num_rows=rows,
-            max_query_len=1,
-            max_kv_len=self.page_table.shape[1] * self.cache.page_size,
-            page_size=self.cache.page_size,
-        )
-        return self.model.forward(batch, self.cache)
-
-    def _greedy_step(self, rows: int) -> torch.Tensor:
-        """A whole greedy step; tokens [rows], already fed to the next step."""
-        logits = self._forward_step(rows)
-        sampled = self._sample(logits, greedy_state(rows, self.device))
-        out = self.tokens.device[:rows]
-        self._feed(sampled.tokens, self.staging.device.fields["slots"][:rows], self.last_token, out)
-        return out
-
     # -- steps with prefill rows -----------------------------------------------------------------------------------
 
     def _launch_mixed(self, plan: ExecutionPlan) -> Flight:
-        self._send_updates(plan)
+        self.decode.send_updates(plan)
         logits = self.mixed.run(self.rows.lay_out(plan), plan.num_decode)
         chosen = np.flatnonzero(plan.samples[: plan.num_rows])
         flight = Flight(plan, self.tokens.next(), chosen)
-        self._padded_rows = 0
+        self.decode.padded_rows = 0
         if len(chosen):
             slots = plan.slots[chosen]
             token_index = plan.starts[chosen] + plan.counts[chosen] - self.rows.num_prompt[slots]
@@ -394,20 +289,12 @@ class CudaExecutor:
             offset += count
         return flight
 
-    def _send_updates(self, plan: ExecutionPlan) -> None:
-        """Page-table changes of a step that has no graph of its own to carry them."""
-        if len(plan.table_slots):
-            cells = plan.table_slots.astype(np.int64) * self.page_table.shape[1] + plan.table_index
-            block = torch.from_numpy(np.stack((cells, plan.table_pages.astype(np.int64)))).pin_memory()
-            there = block.to(self.device, non_blocking=True)
-            self.page_table.view(-1)[there[0]] = there[1].to(torch.int32)
-
     def _keep(self, flight: Flight, sampled: Sampled, slots_there: torch.Tensor, slots: np.ndarray) -> None:
         """Feeds the drawn tokens to the next step and starts them on their way to the host."""
-        self._feed(sampled.tokens, slots_there, self.last_token, self.tokens.device)
+        self.decode.feed(sampled.tokens, slots_there)
         wanted = self.rows.sampling.logprobs[slots]
         if (wanted >= 0).any():
-            flight.sampled = (_to_host(sampled), wanted)
+            flight.sampled = (to_host(sampled), wanted)
 
     # -- the rest --------------------------------------------------------------------------------------------------
 
@@ -421,7 +308,7 @@ class CudaExecutor:
             compiled = time.monotonic()
             self._report("kernels", f"compiled in {compiled - began:.1f} s", 0.5)
             self._run_warm_up_plans()
-            if self.greedy_graphs.buckets:
+            if self.decode.buckets:
                 self._capture()
                 self._report("graphs", f"captured in {time.monotonic() - compiled:.1f} s", 1.0)
         if self._timed:
@@ -435,44 +322,40 @@ class CudaExecutor:
             launch = self._launch_decode if plan.num_decode else self._launch_mixed
             launch(plan)
         torch.cuda.synchronize()
-        self._stage_padding()
-
-    def _stage_padding(self) -> None:
-        """Every row of the device's block names the padding slot: what is captured touches nothing real."""
-        view = self.staging.next()
-        view["slots"][:] = self.padding
-        view["starts"][:] = 0
-        self.staging.send(greedy=False)
-        torch.cuda.synchronize()
+        self.decode.stage_padding()
 
     def _touch_everything(self) -> None:
         """Calls each step at each size, for what its kernels need compiled."""
-        self._stage_padding()
+        self.decode.stage_padding()
         rows = [rows for rows in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512) if rows <= self.padding]
-        for count in sorted({*rows, self.padding, *self.greedy_graphs.buckets}):
-            self._greedy_step(count)
+        for count in sorted({*rows, self.padding, *self.decode.buckets}):
+            self.decode.greedy(count)
+            self._touch_sampling(count)
         self.mixed.touch()
         self._run_warm_up_plans()
 
+    def _touch_sampling(self, rows: int) -> None:
+        """Draws `rows` rows with and without filters and log-probabilities."""
+        logits = torch.zeros((rows, self.vocab_size), dtype=self.model.dtype, device=self.device)
+        plain = greedy_state(rows, self.device)
+        drawn = replace(plain, greedy=False, temperature=torch.ones_like(plain.temperature))
+        for state in (drawn, replace(drawn, filtered=True), replace(plain, logprobs=1), replace(drawn, logprobs=1)):
+            self._sample(logits, state)
+
     def _capture(self) -> None:
-        total = 2 * len(self.greedy_graphs.buckets)
-
-        def report(done: int, _: int) -> None:
-            self._report("graphs", "", done / max(1, total))
-
-        self.greedy_graphs.capture(self._greedy_step, report)
-        self.forward_graphs.capture(self._forward_step, report)
-        self.mixed.capture(self.greedy_graphs.pool, self.stream, lambda done: self._report("graphs", "", done))
+        self.decode.capture(lambda done: self._report("graphs", "", done / 2))
+        pool = self.decode.greedy_graphs.pool
+        self.mixed.capture(pool, self.stream, lambda done: self._report("graphs", "", 0.5 + done / 2))
 
     def describe_kernels(self) -> list[dict[str, Any]]:
         return describe(self.model.describe_kernels(), self._sample)
 
     def statistics(self) -> dict[str, Any]:
         return {
-            "padding": self._padded_rows,
+            "padding": self.decode.padded_rows,
             "graphs": {
-                "buckets": self.greedy_graphs.buckets,
-                "captured": len(self.greedy_graphs.captured) + len(self.forward_graphs.captured) + self.mixed.captured,
+                "buckets": self.decode.buckets,
+                "captured": self.decode.captured + self.mixed.captured,
                 "compilations_after_ready": self._compilations.count,
                 "compiled_after_ready": self._compilations.names,
             },
@@ -483,17 +366,3 @@ class CudaExecutor:
             self._mover.close()
         torch.cuda.synchronize(self.device)
         os.close(self.landed_fd)
-
-
-def _to_host(sampled: Sampled) -> Sampled:
-    """Queues copies into pinned memory; they are whole once the step has landed."""
-
-    def copied(part: torch.Tensor | None) -> torch.Tensor | None:
-        if part is None:
-            return None
-        there = torch.empty(part.shape, dtype=part.dtype, pin_memory=True)
-        return there.copy_(part, non_blocking=True)
-
-    tokens = copied(sampled.tokens)
-    assert tokens is not None
-    return Sampled(tokens, *(copied(part) for part in sampled[1:]))
