@@ -98,6 +98,8 @@ class PageMap(Widget, can_focus=True):
     def action_ask(self) -> None:
         engine = self.frame.engine if self.frame else None
         if engine is not None and self.bins:
+            # From now on the cursor is the operator's: new numbers do not move it.
+            self.moved = True
             self.post_message(BinChosen(engine.engine, self.bin))
 
     def on_click(self, event: events.Click) -> None:
