@@ -207,12 +207,14 @@ class PagedBuffers:
 
         return [one(cache) for cache in self.caches]
 
-    def fused_launches(self) -> list[Callable[[], object]]:
+    def fused_launches(
+        self, function: Callable[..., torch.Tensor] = attention.rope_decode
+    ) -> list[Callable[[], object]]:
         """Decode with norms, rope and cache write in the same launch."""
         model = self.model
 
         def one(cache: torch.Tensor) -> Callable[[], object]:
-            return lambda: attention.rope_decode(
+            return lambda: function(
                 self.qkv,
                 cache[0],
                 cache[1],

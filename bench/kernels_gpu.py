@@ -19,7 +19,7 @@ import torch
 from tsd.bench.gpu_sites import MODELS, Dense, LayerBuffers, PagedBuffers, layers_of, paged_batch, random
 from tsd.bench.gpu_timing import copies_for, graph_of, microseconds
 from tsd.kernels.sampling.types import SamplingState, greedy_state
-from tsd.kernels.triton import attention, embedding, invariant, linear, norm, rope, sampling
+from tsd.kernels.triton import attention, attention_shared, embedding, invariant, linear, norm, rope, sampling
 from tsd.kernels.weight import Weight, dense
 
 COPY_RATE = 4.30e6
@@ -83,6 +83,23 @@ def time_attention(rows: list[Row]) -> None:
         if query == 1:
             report(rows, "rope+attention", shape, microseconds(buffers.fused_launches(), fill=8), floor)
         del buffers
+
+
+def time_shared(rows: list[Row]) -> None:
+    """Decode of 32 sessions of 3,400 keys whose first 3,008 are the same memory, and of rows that share nothing."""
+    for name in MODELS:
+        model = MODELS[name]
+        for length, common in ((3400, 3008), (1100, 0)):
+            nbytes = (32 * (length - common) + common) * model.num_kv * model.head_dim * 4
+            buffers = PagedBuffers(model, 32, length, 64, 1, copies_for(nbytes))
+            buffers.batch.page_table[:, : common // 64] = buffers.batch.page_table[0, : common // 64].clone()
+            for op, function in (
+                ("shared: plain", attention.rope_decode),
+                ("shared: joint", attention_shared.rope_decode),
+            ):
+                us = microseconds(buffers.fused_launches(function), fill=8)
+                report(rows, op, f"{name} 32x{length} {common} common", us, nbytes / COPY_RATE)
+            del buffers
 
 
 def sampled(count: int, kind: str) -> SamplingState:
@@ -248,6 +265,7 @@ def main(argv: list[str] | None = None) -> int:
     if not options.steps_only:
         time_small(rows)
         time_attention(rows)
+        time_shared(rows)
         time_layers(rows)
     if options.out is not None:
         options.out.write_text(json.dumps({"device": torch.cuda.get_device_name(), "rows": rows}, indent=1) + "\n")

@@ -23,7 +23,10 @@ def _normed(x, weight, d, live, rstd, NORM: tl.constexpr):
 
 @triton.jit
 def turned(heads, weight, cos_sin, position, d, live, D: tl.constexpr, R: tl.constexpr, eps, NORM: tl.constexpr):
-    """Normed and roped heads [HB, DP] float32; dimension i < R/2 pairs with i + R/2, those from R on pass through."""
+    """Normed and roped heads [HB, DP] float32; dimension i < R/2 pairs with i + R/2, those from R on pass through.
+
+    `position` is one of int64 for all heads, or [HB, 1].
+    """
     HALF: tl.constexpr = R // 2
     x = tl.load(heads + d[None, :], mask=live[None, :], other=0.0)
     other = tl.where(d < HALF, d + HALF, tl.where(d < R, d - HALF, d))
@@ -34,10 +37,11 @@ def turned(heads, weight, cos_sin, position, d, live, D: tl.constexpr, R: tl.con
     pair = _normed(partner, weight, other, live, rstd, NORM)
     angle = tl.where(d < HALF, d, d - HALF)
     spins = d < R
-    cos = tl.load(cos_sin + position * R + angle, mask=spins, other=1.0)
-    sin = tl.load(cos_sin + position * R + HALF + angle, mask=spins, other=0.0)
-    sin = tl.where(d < HALF, -sin, sin)
-    return full * cos[None, :] + pair * sin[None, :]
+    cells = cos_sin + position * R + angle[None, :]
+    cos = tl.load(cells, mask=spins[None, :], other=1.0)
+    sin = tl.load(cells + HALF, mask=spins[None, :], other=0.0)
+    sin = tl.where((d < HALF)[None, :], -sin, sin)
+    return full * cos + pair * sin
 
 
 @triton.jit

@@ -65,6 +65,25 @@ SPECS = (
         flags=_FAST,
     ),
     replace(
+        _kernel("attention.paged", "triton_shared", "attention_shared:paged", "reads a prefix that rows share once"),
+        solution="triton_shared",
+        accepts=_heads,
+        priority=Priority.PORTABLE,
+        flags=_FAST,
+    ),
+    replace(
+        _kernel(
+            "attention.rope_decode",
+            "triton_shared",
+            "attention_shared:rope_decode",
+            "decode from the projection that reads a prefix that rows share once",
+        ),
+        solution="triton_shared",
+        accepts=_heads,
+        priority=Priority.PORTABLE,
+        flags=_FAST,
+    ),
+    replace(
         _kernel("gemm.gated", "triton", "linear:gated", "both halves of an MLP's input, gated as they are written"),
         weight_methods=_DENSE,
         flags=_FAST,

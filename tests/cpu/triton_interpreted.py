@@ -15,7 +15,7 @@ from tsd.kernels.gemm import reference as gemm_reference
 from tsd.kernels.norm import reference as norm_reference
 from tsd.kernels.sampling import reference as sampling_reference
 from tsd.kernels.sampling.types import SamplingState, greedy_state
-from tsd.kernels.triton import attention, embedding, linear, norm, rope, sampling
+from tsd.kernels.triton import attention, attention_shared, embedding, linear, norm, rope, sampling
 from tsd.kernels.triton.workspace import workspace
 from tsd.kernels.weight import dense
 
@@ -153,6 +153,45 @@ def test_rope_decode(normed: bool, solo_rows: int, monkeypatch: pytest.MonkeyPat
     q = attention_reference.rope_write(qkv, theirs[0], theirs[1], batch, cos_sin, **options)
     close(got, attention_reference.paged(q, theirs[0], theirs[1], batch, 0.2))
     close(mine, theirs)
+
+
+def test_shared_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two groups of rows on one prefix, a stranger among them, rows too short to share, a padded one, a chunk."""
+    monkeypatch.setattr(attention_shared, "LEAST_KEYS", 32)
+    monkeypatch.setattr(attention, "SOLO_ROWS", 0)
+    torch.manual_seed(6)
+    num_q, num_kv, head_dim, page_size = 4, 2, 48, 16
+    queries = [1] * 11 + [5]
+    lengths = [200, 170, 40, 230, 171, 300, 161, 260, 190, 180, 1, 190]
+    batch = paged_batch(queries, lengths, page_size, 11)
+    for row in (0, 1, 3, 4, 6, 7, 8, 9):
+        batch.page_table[row, :9] = batch.page_table[0, :9]
+    batch.page_table[2, :2] = batch.page_table[0, :2]
+    batch.page_table[9, 7] = batch.page_table[5, 7]
+    places = batch.positions.long()
+    owner = torch.arange(12).repeat_interleave(torch.tensor(queries))
+    batch.kv_slots = (batch.page_table[owner, places // page_size] * page_size + places % page_size).int()
+    q = torch.randn(sum(queries), num_q, head_dim)
+    caches = torch.randn(2, batch.pages, page_size, num_kv, head_dim)
+    wanted = attention_reference.paged(q, caches[0], caches[1], batch, 0.2)
+    close(attention_shared.paged(q, caches[0], caches[1], batch, 0.2), wanted)
+    assert batch.common.rows.tolist() == [144, 144, 0, 144, 144, 0, 144, 144, 112, 112, 0, 0]
+    assert batch.common.groups.tolist() == [144, 112]
+
+    batch.query_start, batch.num_rows, batch.max_query_len = batch.query_start[:12], 11, 1
+    batch.kv_slots, batch.positions = batch.kv_slots[:11], batch.positions[:11]
+    batch.kv_slots[1] = -1
+    del batch.common
+    qkv = torch.randn(11, (num_q + 2 * num_kv) * head_dim)
+    angles = torch.rand(512, 16) * 6
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
+    options = {"num_q": num_q, "num_kv": num_kv, "head_dim": head_dim, "eps": 1e-6}
+    options |= {"q_norm": torch.rand(head_dim) + 0.5, "k_norm": torch.rand(head_dim) + 0.5}
+    theirs = caches.clone()
+    got = attention_shared.rope_decode(qkv, caches[0], caches[1], batch, cos_sin, 0.2, **options)
+    turned = attention_reference.rope_write(qkv, theirs[0], theirs[1], batch, cos_sin, **options)
+    close(got, attention_reference.paged(turned, theirs[0], theirs[1], batch, 0.2))
+    close(caches, theirs)
 
 
 CASES = {

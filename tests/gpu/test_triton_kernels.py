@@ -18,7 +18,7 @@ from tsd.kernels.gemm import reference as gemm_reference  # noqa: E402
 from tsd.kernels.norm import reference as norm_reference  # noqa: E402
 from tsd.kernels.sampling import reference as sampling_reference  # noqa: E402
 from tsd.kernels.sampling.types import SamplingState, greedy_state  # noqa: E402
-from tsd.kernels.triton import attention, embedding, invariant, linear, norm, rope, sampling  # noqa: E402
+from tsd.kernels.triton import attention, attention_shared, embedding, invariant, linear, norm, rope, sampling  # noqa: E402
 from tsd.kernels.triton.workspace import workspace  # noqa: E402
 from tsd.kernels.weight import dense  # noqa: E402
 
@@ -154,6 +154,30 @@ def test_rope_decode(num_q: int, num_kv: int, page_size: int) -> None:
     wanted = attention_reference.paged(q.float(), theirs[0].float(), theirs[1].float(), batch, 0.1)
     near(got, wanted)
     assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("num_q, num_kv, page_size", [(16, 8, 64), (32, 8, 16), (9, 3, 64)])
+def test_shared_prefixes(num_q: int, num_kv: int, page_size: int) -> None:
+    """40 rows, most of them on one prefix of 1,024 keys, in one launch from the projection and in a mixed batch."""
+    rows = 40
+    lengths = [1100 + 37 * row for row in range(rows)]
+    batch = ragged_batch([1] * rows, lengths, page_size, rows)
+    shared = [row for row in range(rows) if row % 7]
+    batch.page_table[shared, : 1024 // page_size] = batch.page_table[1, : 1024 // page_size]
+    qkv = normal(rows, (num_q + 2 * num_kv) * 128)
+    angles = torch.rand(4096, 64, device="cuda") * 6
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
+    options = {"num_q": num_q, "num_kv": num_kv, "head_dim": 128, "eps": 1e-6}
+    gains = {"q_norm": normal(128), "k_norm": normal(128)}
+    mine = normal(2, batch.pages, page_size, num_kv, 128)
+    theirs = mine.clone()
+    got = attention_shared.rope_decode(qkv, mine[0], mine[1], batch, cos_sin, 0.1, **options, **gains)
+    q = rope.rope_write(qkv, theirs[0], theirs[1], batch, cos_sin, **options, **gains)
+    assert torch.equal(mine, theirs)
+    assert (batch.common.rows > 0).sum() >= 0.8 * rows
+    wanted = attention_reference.paged(q.float(), theirs[0].float(), theirs[1].float(), batch, 0.1)
+    near(got, wanted)
+    near(attention_shared.paged(q, theirs[0], theirs[1], batch, 0.1), wanted)
 
 
 CASES = {
