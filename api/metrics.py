@@ -72,7 +72,6 @@ _GAPS = (
     2.5,
 )
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000)
-STEP_TOKENS = "iteration_tokens_total"
 WINDOW_S = 60.0
 WINDOW_MAX = 20_000
 
@@ -265,7 +264,6 @@ def _engines(fleet: Fleet, model: str) -> Iterator[Any]:
     info = InfoMetricFamily("tsd:cache_config", "Sizes of the KV cache", labels=labels)
     counters = {name: CounterMetricFamily(f"tsd:{name}", text, labels=labels) for name, text in _BEAT_COUNTERS.items()}
     steps = HistogramMetricFamily("tsd:iteration_tokens_total", "Tokens of a step", labels=labels)
-    steps = HistogramMetricFamily(f"tsd:{STEP_TOKENS}", "Tokens in a step", labels=labels)
     others: dict[str, GaugeMetricFamily] = {}
     for engine in fleet.engines:
         label = [model, str(engine.engine)]
@@ -275,7 +273,6 @@ def _engines(fleet: Fleet, model: str) -> Iterator[Any]:
         running.add_metric(label, beat.running if beat and alive else 0)
         waiting.add_metric(label, beat.waiting if beat and alive else 0)
         stats = dict(beat.stats) if beat else {}
-        _add_step_tokens(steps, label, stats)
         usage.add_metric(label, stats.pop("kv_cache_usage_perc", 0.0) if alive else 0.0)
         for name, family in counters.items():
             if name in stats:
@@ -299,7 +296,7 @@ def _engines(fleet: Fleet, model: str) -> Iterator[Any]:
                     "max_model_len": str(facts.max_model_len),
                 },
             )
-    yield from (up, running, waiting, usage, start, info, steps, steps, *counters.values(), *others.values())
+    yield from (up, running, waiting, usage, start, info, steps, *counters.values(), *others.values())
 
 
 def _step_tokens(family: HistogramMetricFamily, label: list[str], stats: dict[str, float]) -> None:
@@ -312,18 +309,6 @@ def _step_tokens(family: HistogramMetricFamily, label: list[str], stats: dict[st
     counts = accumulate(stats[name] for name in edges)
     buckets = [(name.removeprefix(prefix), count) for name, count in zip(edges, counts, strict=True)]
     family.add_metric(label, buckets=buckets, sum_value=total)
-
-
-def _add_step_tokens(family: HistogramMetricFamily, label: list[str], stats: dict[str, float]) -> None:
-    """Takes the heartbeat's `iteration_tokens_total/<le>` counts out of `stats`."""
-    prefix = f"{STEP_TOKENS}/"
-    found = {name.removeprefix(prefix): stats.pop(name) for name in list(stats) if name.startswith(prefix)}
-    total = found.pop("sum", 0.0)
-    if not found:
-        return
-    edges = sorted(found, key=float)
-    counts = accumulate(found[edge] for edge in edges)
-    family.add_metric(label, buckets=list(zip(edges, counts, strict=True)), sum_value=total)
 
 
 def _counter(name: str, text: str, labels: list[str], values: list[tuple[list[str], float]]) -> CounterMetricFamily:

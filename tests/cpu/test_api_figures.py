@@ -27,6 +27,8 @@ def test_prometheus_names() -> None:
             await server.post(CHAT, ASK)
             await asyncio.sleep(0.3)
             _, text = await server.get("/metrics")
+            names = [line.rpartition(" ")[0] for line in text.splitlines() if line[:1] not in ("#", "")]
+            assert len(names) == len(set(names))
             families = {family.name: family for family in text_string_to_metric_families(text)}
             gauges = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "startup_time_seconds")
             counters = ("prompt_tokens", "generation_tokens", "prompt_tokens_cached", "prefix_cache_queries")
