@@ -26,6 +26,12 @@ WAITING = 64
 """Requests that may wait for the worker."""
 
 
+def _look(trial: asyncio.Task[str]) -> None:
+    """Whoever asked may have left: what the trial raised is then nobody's to retrieve."""
+    if not trial.cancelled():
+        trial.exception()
+
+
 class GrammarChecker:
     """One worker, started when the first constraint comes."""
 
@@ -34,33 +40,50 @@ class GrammarChecker:
         self._seconds = seconds
         self._process: asyncio.subprocess.Process | None = None
         self._lock = asyncio.Lock()
-        self._waiting = 0
+        self._trials: dict[bytes, asyncio.Task[str]] = {}
         self._known: OrderedDict[bytes, str] = OrderedDict()
         """Digest → what is wrong with it, or empty."""
 
     async def check(self, grammar: Grammar) -> None:
-        """Raises InvalidRequest for a grammar that does not compile in time, Unavailable when too many wait."""
+        """Raises InvalidRequest for a grammar that does not compile in time, Unavailable when too many wait.
+
+        Requests with the same grammar share one trial, which goes on when the client that asked first leaves.
+        """
         key = hashlib.blake2b(f"{grammar.kind}\0{grammar.text}".encode(), digest_size=16).digest()
         fault = self._known.get(key)
         if fault is None:
-            if self._waiting >= WAITING:
-                raise Unavailable("too many new constraints are being compiled", retry_after=1)
-            self._waiting += 1
-            try:
-                async with self._lock:
-                    fault = self._known.get(key)
-                    if fault is None:
-                        fault = await self._try(grammar)
-                        self._known[key] = fault
-            finally:
-                self._waiting -= 1
-        self._known.move_to_end(key)
-        while len(self._known) > REMEMBERED:
-            self._known.popitem(last=False)
+            trial = self._trials.get(key)
+            if trial is None:
+                if len(self._trials) >= WAITING:
+                    raise Unavailable("too many new constraints are being compiled", retry_after=1)
+                trial = self._trials[key] = asyncio.create_task(self._learn(key, grammar))
+                trial.add_done_callback(_look)
+            fault = await asyncio.shield(trial)
+        else:
+            self._known.move_to_end(key)
         if fault:
             raise InvalidRequest(fault, param="response_format", code="invalid_grammar")
 
+    async def _learn(self, key: bytes, grammar: Grammar) -> str:
+        try:
+            async with self._lock:
+                fault = await self._try(grammar)
+        finally:
+            del self._trials[key]
+        self._known[key] = fault
+        while len(self._known) > REMEMBERED:
+            self._known.popitem(last=False)
+        return fault
+
     async def close(self) -> None:
+        """Ends the worker and every trial."""
+        trials = list(self._trials.values())
+        for trial in trials:
+            trial.cancel()
+        await asyncio.gather(*trials, return_exceptions=True)
+        await self._end_worker()
+
+    async def _end_worker(self) -> None:
         process, self._process = self._process, None
         if process is not None and process.returncode is None:
             process.kill()
@@ -72,7 +95,7 @@ class GrammarChecker:
             async with asyncio.timeout(self._seconds):
                 answer = await self._ask(process, (grammar.kind, grammar.text))
         except TimeoutError:
-            await self.close()
+            await self._end_worker()
             return f"the {grammar.kind} takes over {self._seconds:g} s to compile"
         except (EOFError, ConnectionError):
             code = await process.wait()
@@ -81,7 +104,7 @@ class GrammarChecker:
             return f"the {grammar.kind} cannot be compiled"
         except BaseException:
             # Cancelled half way: its answer would be taken for the next one's.
-            await self.close()
+            await self._end_worker()
             raise
         return "" if answer[0] else answer[1]
 
@@ -102,7 +125,7 @@ class GrammarChecker:
             async with asyncio.timeout(START_S):
                 await self._ask(process, self._vocabulary)
         except (TimeoutError, EOFError, ConnectionError) as error:
-            await self.close()
+            await self._end_worker()
             raise Unavailable("constraints on the output cannot be checked: the worker does not start") from error
         return process
 

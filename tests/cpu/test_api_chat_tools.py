@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from pathlib import Path
@@ -223,6 +224,12 @@ def test_a_crash_of_the_compiler_costs_one_request() -> None:
             await checker.check(Grammar("regex", "[0-7]"))
             with pytest.raises(InvalidRequest):
                 await checker.check(Grammar("regex", "["))
+            impatient = asyncio.create_task(checker.check(Grammar("regex", "[0-5]")))
+            await asyncio.sleep(0)
+            impatient.cancel()
+            process = checker._process
+            await checker.check(Grammar("regex", "[0-5]"))
+            assert checker._process is process
             checker._seconds = 1e-6
             with pytest.raises(InvalidRequest, match="takes over"):
                 await checker.check(Grammar("regex", "[0-6]{100}"))

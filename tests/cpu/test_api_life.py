@@ -44,7 +44,7 @@ def test_disconnect_aborts(stream: bool) -> None:
             _, text = await server.get("/metrics")
             assert 'finished_reason="abort",model_name="test"} 20.0' in text
 
-    run_async(test)
+    run_async(test, debug=True)
 
 
 def test_disconnect_while_waiting() -> None:
@@ -74,7 +74,7 @@ def test_engine_death_ends_streams_with_an_error(how: str) -> None:
             assert (await server.post(TEXT, LONG))[0] == 503
             assert await server.task == 1
 
-    run_async(test)
+    run_async(test, debug=True)
 
 
 def test_silent_engine_is_unhealthy() -> None:

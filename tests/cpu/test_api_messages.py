@@ -86,7 +86,7 @@ def test_client_whole_and_streamed(tmp_path: Path) -> None:
             count = await client.messages.count_tokens(model="test", messages=ASK["messages"], tools=TOOLS)
             assert count.input_tokens == prompt
 
-    run_async(test)
+    run_async(test, debug=True)
 
 
 def test_claude_code_request(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_claude_code_request(tmp_path: Path) -> None:
             assert prompt.index("noon") < prompt.index("go on")
             assert "web_search" not in prompt and "get_weather" in prompt
 
-    run_async(test)
+    run_async(test, debug=True)
 
 
 def test_stop_reasons(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_stop_reasons(tmp_path: Path) -> None:
             cut = await client.messages.create(**{**ASK, "max_tokens": 3})
             assert cut.stop_reason == "max_tokens" and cut.content[0].text == "one"  # type: ignore[union-attr]
 
-    run_async(test)
+    run_async(test, debug=True)
 
 
 def test_errors_are_in_the_dialect(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_errors_are_in_the_dialect(tmp_path: Path) -> None:
                 assert got == status, (body, answer)
                 assert answer["type"] == "error" and set(answer["error"]) == {"type", "message"}
 
-    run_async(test)
+    run_async(test, debug=True)
 
 
 def test_thinking_can_be_switched(tmp_path: Path) -> None:
@@ -152,4 +152,4 @@ def test_thinking_can_be_switched(tmp_path: Path) -> None:
                 ids = memoryview(server.engine.seen[-1].prompt).cast("i").tolist()
                 assert (260 in ids) == inside
 
-    run_async(test)
+    run_async(test, debug=True)

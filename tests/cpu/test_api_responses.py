@@ -92,7 +92,7 @@ def test_order_of_events_and_whole_answer(tmp_path: Path) -> None:
             assert final.output[2].arguments == '{"city": "Paris ☀"}'  # type: ignore[union-attr]
             assert final.usage == whole.usage
 
-    run_async(test)
+    run_async(test, debug=True)
 
 
 def test_codex_request(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_codex_request(tmp_path: Path) -> None:
             assert "get_weather" in prompt and "apply_patch" not in prompt
             assert (await server.get(f"{ROUTE}/{events[-1]['response']['id']}"))[0] == 404  # store: false
 
-    run_async(test)
+    run_async(test, debug=True)
 
 
 def test_stored_responses(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_stored_responses(tmp_path: Path) -> None:
             for body in ({"input": "x", "previous_response_id": first.id}, {"input": "x", "model": "other"}):
                 assert (await server.post(ROUTE, body))[0] == 404
 
-    run_async(test)
+    run_async(test, debug=True)
 
 
 def test_another_owner_sees_nothing(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_another_owner_sees_nothing(tmp_path: Path) -> None:
             body = {"input": "x", "previous_response_id": made["id"]}
             assert (await server.post(ROUTE, body, headers=other))[0] == 404
 
-    run_async(test)
+    run_async(test, debug=True)
 
 
 def test_length_is_incomplete_and_bad_requests(tmp_path: Path) -> None:
@@ -163,4 +163,4 @@ def test_length_is_incomplete_and_bad_requests(tmp_path: Path) -> None:
                 status, answer = await server.post(ROUTE, body)
                 assert (status, answer["error"]["param"]) == (400, param), (body, answer)
 
-    run_async(test)
+    run_async(test, debug=True)

@@ -23,7 +23,7 @@ def test_chat_whole_and_streamed_are_equal() -> None:
             assert whole["usage"]["completion_tokens"] == 5
             assert whole["usage"]["prompt_tokens_details"]["cached_tokens"] == 3
 
-    run_async(test)
+    run_async(test, debug=True)
 
 
 def test_openai_client() -> None:
@@ -49,7 +49,7 @@ def test_openai_client() -> None:
                 assert text.choices[0].logprobs.token_logprobs[0] is None
                 assert len(text.choices[0].logprobs.tokens) == 5
 
-    run_async(test)
+    run_async(test, debug=True)
 
 
 def test_native_routes() -> None:
@@ -80,4 +80,4 @@ def test_native_routes() -> None:
             assert (await server.get("/nowhere"))[0] == 404
             assert (await server.get("/v1/chat/completions"))[0] == 405
 
-    run_async(test)
+    run_async(test, debug=True)

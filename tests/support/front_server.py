@@ -117,14 +117,16 @@ async def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
             await asyncio.sleep(0.002)
 
 
-def run_async(test: Callable[[], Awaitable[None]], seconds: float = 60) -> None:
-    """Runs under uvloop with asyncio's debug checks off; a leaked task or socket is an error of pytest's."""
+def run_async(test: Callable[[], Awaitable[None]], seconds: float = 60, debug: bool = False) -> None:
+    """Runs under uvloop, and with `debug` also under asyncio's own loop with its checks on."""
 
     async def main() -> None:
         async with asyncio.timeout(seconds):
             await test()
 
     uvloop.run(main())
+    if debug:
+        asyncio.run(main(), debug=True)
 
 
 def limits(**values: Any) -> Any:
