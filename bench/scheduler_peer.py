@@ -97,17 +97,14 @@ def decode(rows: int, context: int, steps: int) -> float:
         scheduler.advance(event)
         if count == rows and all(batch.num_extends() == 0 for batch in plan.forward):
             break
-    clock = time.perf_counter_ns
     best = float("inf")
     for _ in range(3):
-        spent = 0
+        began = time.thread_time_ns()
         for _ in range(steps):
-            began = clock()
             plan = scheduler.next_execution_plan()
             event, _, _ = results(plan)
             scheduler.advance(event)
-            spent += clock() - began
-        best = min(best, spent / steps / 1e3)
+        best = min(best, (time.thread_time_ns() - began) / steps / 1e3)
     return best
 
 
@@ -140,7 +137,7 @@ def agentic(sessions: int = 256, shared: int = 3000, turns: int = 4, fresh: int 
     history = [prefix + new[i][0] for i in range(sessions)]
     done: dict[str, int] = {}
     spent = generated = 0
-    clock = time.perf_counter_ns
+    clock = time.thread_time_ns
     for i in range(sessions):
         done[f"{i}/0"] = output
         began = clock()

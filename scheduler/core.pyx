@@ -93,7 +93,7 @@ cdef class Scheduler:
         self.index.record = config.kv_events
         self.fence = Fence(self.pool)
         self.tiers = Tiers(self.index, config.disk_blocks, config.disk_threshold_pages)
-        self.requests = Requests(max(64, 2 * self.max_slots), self.page_size, self.hasher)
+        self.requests = Requests(max(64, 2 * self.max_slots), self.page_size, self.hasher if self.caching else None)
         self.by_id = {}
         self.finished = []
         self.free_slots = <int32_t*>calloc(self.max_slots, sizeof(int32_t))
@@ -159,9 +159,6 @@ cdef class Scheduler:
         at = self.requests.open(spec, prompt, longest, now)
         r = &self.requests.R[at]
         self.soonest = min(self.soonest, r.deadline)
-        if self.caching:
-            r.root = self.hasher.root(spec.salt)
-            self.requests.extend_keys(r, length // self.page_size)
         self.by_id[spec.request_id] = at
         self.requests.enqueue(at)
         self.c_submitted += 1

@@ -125,7 +125,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "self.tiers.prefetched(t, r.keys, r.tokens, min(good, t.count))",
         "self.tiers.prefetched(t, r.keys, r.tokens, t.count)",
     ),
-    Mutant("salt ignored", CORE, "self.hasher.root(spec.salt)", 'self.hasher.root(b"")'),
+    Mutant("salt ignored", REQUESTS, "self.hasher.root(spec.salt)", 'self.hasher.root(b"")'),
     Mutant(
         "lost pin of host pages while they load",
         CORE,

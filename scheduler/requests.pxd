@@ -94,6 +94,7 @@ cdef class Requests:
     cdef PageHasher hasher
     cdef int grow(self, int size) except -1
     cdef int open(self, object spec, object prompt, int64_t longest, double now) except -1
+    cdef int fill_in(self, Req* r, object spec, object prompt, int64_t longest, double now) except -1
     cdef int recycle(self, int at) except -1
     cdef int fire(self, Req* r, int event) except -1
     cdef int extend_keys(self, Req* r, int pages) except -1

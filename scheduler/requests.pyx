@@ -33,9 +33,9 @@ class IllegalTransition(RuntimeError):
 
 
 cdef class Requests:
-    """Records are reused; an index into them stays valid from `open` to `recycle`."""
+    """Records are reused; an index into them stays valid from `open` to `recycle`. No hasher: no page keys."""
 
-    def __cinit__(self, int size, int page_size, PageHasher hasher):
+    def __cinit__(self, int size, int page_size, PageHasher hasher=None):
         self.page_size = page_size
         self.hasher = hasher
         self.payloads = []
@@ -75,15 +75,25 @@ cdef class Requests:
 
     cdef int open(self, object spec, object prompt, int64_t longest, double now) except -1:
         """A Submitted record for a request of at most `longest` tokens in all; not queued yet. Returns its index."""
-        cdef int64_t length = cnp.PyArray_SIZE(prompt)
-        cdef int i, at
-        cdef Req* r
+        cdef int at
         if self.num_spare == 0:
             self.grow(self.capacity * 2)
         self.num_spare -= 1
         at = self.spare[self.num_spare]
-        r = &self.R[at]
-        memset(r, 0, sizeof(Req))
+        memset(&self.R[at], 0, sizeof(Req))
+        try:
+            self.fill_in(&self.R[at], spec, prompt, longest, now)
+        except BaseException:
+            # A field out of range, or no memory: the record goes back whole.
+            self.recycle(at)
+            raise
+        self.payloads[at] = spec.payload
+        self.prompts[at] = prompt
+        return at
+
+    cdef int fill_in(self, Req* r, object spec, object prompt, int64_t longest, double now) except -1:
+        cdef int64_t length = cnp.PyArray_SIZE(prompt)
+        cdef int i
         r.id = spec.request_id
         r.seq = self.next_seq
         self.next_seq += 1
@@ -110,9 +120,10 @@ cdef class Requests:
         r.need = -1
         r.tried = -1000
         r.deadline = float("inf") if spec.deadline is None else spec.deadline
-        self.payloads[at] = spec.payload
-        self.prompts[at] = prompt
-        return at
+        if self.hasher is not None:
+            r.root = self.hasher.root(spec.salt)
+            self.extend_keys(r, length // self.page_size)
+        return 0
 
     cdef int recycle(self, int at) except -1:
         cdef Req* r = &self.R[at]

@@ -282,6 +282,20 @@ def test_without_mixed_batches_no_step_holds_both_kinds() -> None:
     assert kinds == {True, False}
 
 
+@pytest.mark.parametrize(
+    "field", [{"stop_token_ids": (1, 2**40)}, {"priority": 2**40}, {"salt": "text"}, {"stop_token_ids": (1, None)}]
+)
+def test_a_field_out_of_range_raises_and_leaves_no_trace(field: dict[str, object]) -> None:
+    scheduler = Scheduler(SMALL)
+    for _ in range(100):
+        with pytest.raises((OverflowError, TypeError)):
+            scheduler.submit(RequestSpec(1, ids(9), 4, **field), 0.0)  # type: ignore[arg-type]
+    scheduler.integrity()
+    assert not scheduler.has_work and scheduler.num_waiting_requests == 0
+    scheduler.submit(RequestSpec(1, ids(9), 4), 0.0)
+    assert scheduler.next_plan(0.0) is not None
+
+
 def test_an_illegal_transition_names_event_and_state() -> None:
     assert issubclass(IllegalTransition, RuntimeError)
     scheduler = Scheduler(SMALL)
