@@ -61,6 +61,7 @@ def make_app(front: Front) -> web.Application:
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        front.heard(request.protocol)
         route = request.match_info.route.resource
         name = route.canonical if route is not None else "unknown"
         try:

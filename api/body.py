@@ -55,7 +55,8 @@ async def read_body(request: web.Request, limits: Limits) -> bytes:
 async def read_json(request: web.Request, kind: type[T], limits: Limits) -> T:
     size = request.content_length
     check_body_size(size, limits)
-    with request.app[BODIES].hold(limits.body_bytes if size is None else size):
+    grows = size is None or "Content-Encoding" in request.headers
+    with request.app[BODIES].hold(limits.body_bytes if grows or size is None else size):
         body = await read_body(request, limits)
         if len(body) > _OFF_LOOP:
             return await asyncio.get_running_loop().run_in_executor(None, decode, body, kind, limits)

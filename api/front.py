@@ -61,6 +61,10 @@ class TextPlan(NamedTuple):
     grammar: Grammar | None = None
 
 
+def _nothing(protocol: object) -> None:
+    return None
+
+
 @dataclass
 class Front:
     options: ServerOptions
@@ -73,6 +77,8 @@ class Front:
     grammars: GrammarChecker | None = None
     vocabulary: Vocabulary | None = None
     """Set when the first constraint has come."""
+    heard: Callable[[object], None] = _nothing
+    """Told the protocol of each connection that sent a request."""
     started_at: float = field(default_factory=time.time)
     jobs: dict[str, Job] = field(default_factory=dict)
     responses: ResponseStore = field(default_factory=ResponseStore)

@@ -19,9 +19,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     body_bytes: int = 32 * 1024 * 1024
     bodies_bytes: int = 512 * 1024 * 1024
-    """Of all bodies that are being read or parsed at one time (one of unknown length counts as the longest)."""
+    """Of all bodies that are being read or parsed at one time. One of unknown length, or compressed, counts as the
+    longest."""
     body_seconds: float = 60.0
     """For a body to arrive."""
+    header_seconds: float = 20.0
+    """For a connection's first request head to arrive."""
     header_bytes: int = 16 * 1024
     json_depth: int = 64
     n: int = 128

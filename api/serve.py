@@ -22,6 +22,7 @@ from aiohttp import web
 from tsd.api.app import make_app
 from tsd.api.engines import EngineClient
 from tsd.api.front import Front
+from tsd.api.listener import Listener
 from tsd.api.metrics import Metrics, request_log
 from tsd.api.options import EngineEndpoint, ServerOptions
 from tsd.api.routes.admin import SNAPSHOTS
@@ -108,8 +109,10 @@ class _Server:
             shutdown_timeout=1.0,
         )
         await runner.setup()
-        site = web.SockSite(runner, listen_socket, ssl_context=_tls(self._options), backlog=4096)
-        await site.start()
+        assert runner.server is not None
+        listener = Listener(runner.server, self._options.limits.header_seconds)
+        self.front.heard = listener.heard
+        await listener.start(listen_socket, _tls(self._options))
         tasks = [asyncio.create_task(client.connect(self._hooks.engine_alive)) for client in self.front.fleet.engines]
         tasks.append(asyncio.create_task(self._load_text()))
         tracer = self.front.metrics.tracer
@@ -123,6 +126,7 @@ class _Server:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self.front.state = "stopped"
+            listener.close()
             self._closing = True
             await app[SNAPSHOTS].close()
             if tracer is not None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from tsd.api.text.tokenizer_parts import TokenizerPart
 
-REMEMBERED_CHARACTERS = 32 * 1024 * 1024
+REMEMBERED_CHARACTERS = 16 * 1024 * 1024
 SHORTEST = 64
 """Shorter stretches are not worth remembering."""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gzip
 import json
 from typing import Any
 
@@ -190,6 +192,33 @@ def test_sizes() -> None:
             async with server.session.get("/health", headers={"x-a": "a" * 9000, "x-b": "b" * 9000}) as response:
                 assert response.status == 431
                 assert (await response.json())["error"]["code"] == "headers_too_large"
+
+    run_async(test)
+
+
+def test_compressed_bodies_are_bounded_by_what_they_become() -> None:
+    async def test() -> None:
+        async with serving(options={"limits": limits(body_bytes=100_000)}) as server:
+            headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+            fine, bomb = (gzip.compress(json.dumps(text()).ljust(size).encode()) for size in (90_000, 50_000_000))
+            assert len(bomb) < 100_000
+            for body, expected in ((fine, 200), (bomb, 413)):
+                async with server.session.post(TEXT, data=body, headers=headers) as response:
+                    assert response.status == expected, await response.text()
+
+    run_async(test)
+
+
+def test_a_head_that_never_ends() -> None:
+    async def test() -> None:
+        async with serving(options={"limits": limits(header_seconds=0.3)}) as server:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nX-Slow: ")
+            beside = asyncio.create_task(server.post(TEXT, text(max_tokens=200)))
+            with contextlib.suppress(ConnectionResetError):
+                assert await reader.read() == b""
+            writer.close()
+            assert (await beside)[0] == 200
 
     run_async(test)
 
