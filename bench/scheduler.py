@@ -188,6 +188,7 @@ def measure(quick: bool = False) -> dict[str, Any]:
         "decode_p50_us": {name: round(found["p50"], 2) for name, found in decode_all.items()},
         "decode_us_16k": round(far["mean"], 2),
         "decode_us_16_rows_by_pool": {"1e4": round(small["mean"], 2), "1e6": round(large["mean"], 2)},
+        "decode_p50_us_16_rows_by_pool": {"1e4": round(small["p50"], 2), "1e6": round(large["p50"], 2)},
         "admit_hit_us": round(hit["hit_us"], 1),
         "admit_miss_us": round(hit["miss_us"], 1),
         "admit_hit_plan_us": round(hit["hit_plan_us"], 1),

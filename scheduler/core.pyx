@@ -225,14 +225,18 @@ cdef class Scheduler:
         return 0
 
     cdef int drained(self, int at) except -1:
-        """No launched step or copy reads a Draining or Aborting request any more."""
+        """No launched step or copy reads a Draining or Aborting request any more.
+
+        What an aborted one computed is kept too, but nothing of it waits for the copy.
+        """
         cdef Req* r = &self.requests.R[at]
-        cdef Transfer transfer = None
+        cdef Transfer transfer
+        cdef bint draining
         self.leaving -= 1
-        if r.state == S_DRAINING:
-            transfer = self.keep(r)
+        transfer = self.keep(r)
+        draining = r.state == S_DRAINING
         self.release(r)
-        if transfer is None:
+        if transfer is None or not draining:
             self.requests.fire(r, E_DRAINED)
             self.requests.recycle(at)
         else:
