@@ -165,6 +165,10 @@ class Engine:
             return Reply(command.serial, True, run(command.argument))
         except ValueError as error:
             return Reply(command.serial, False, str(error).encode())
+        except Exception:
+            # An operator's order must not end the engine under its streams; what broke is in the log.
+            log.exception("the command %s failed", command.name)
+            return Reply(command.serial, False, f"the command {command.name} failed; the log says why".encode())
 
     def snapshot(self) -> dict[str, Any]:
         """The operator's view; the console's schema names the fields."""
