@@ -73,6 +73,8 @@ def extensions() -> list[Extension]:
 
 
 setup(
+    # The C kernels take a while each: one compiler a core.
+    options={"build_ext": {"parallel": os.cpu_count() or 1}},
     ext_modules=cythonize(
         extensions(),
         include_path=[link_view()],

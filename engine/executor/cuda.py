@@ -330,6 +330,7 @@ class CudaExecutor:
         rows = [rows for rows in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512) if rows <= self.padding]
         for count in sorted({*rows, self.padding, *self.decode.buckets}):
             self.decode.greedy(count)
+        for count in sorted({1, 2, self.padding}):
             self._touch_sampling(count)
         self.mixed.touch()
         self._run_warm_up_plans()
