@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import socket
 import sys
+from collections.abc import Sequence
+
+import msgspec
 
 from tsd.api.limits import Limits
 from tsd.api.options import EngineEndpoint, ServerOptions
 from tsd.api.serve import Hooks, run
 from tsd.console.display import StartDisplay
+from tsd.console.errors import UsageError
 from tsd.console.options import Settings
 from tsd.engine.config import EngineConfig
 from tsd.engine.protocol import Progress, Ready
@@ -40,8 +45,28 @@ def server_options(settings: Settings, model: str, address: tuple[str, int]) -> 
         cors_origins=value["cors_origin"],
         tls_certificate=value["tls_certfile"],
         tls_key=value["tls_keyfile"],
-        limits=Limits(),
+        limits=limits(value["limit"], value["max_queued_requests"], value["max_queued_tokens"]),
     )
+
+
+def limits(changes: Sequence[str], queued_requests: int, queued_tokens: int) -> Limits:
+    """The table of limits with `NAME=NUMBER` changes. Raises UsageError naming the nearest limit."""
+    kinds = {field.name: field.type for field in msgspec.structs.fields(Limits)}
+    given: dict[str, float | int] = {"queued_requests": queued_requests, "queued_tokens": queued_tokens}
+    for change in changes:
+        name, _, text = change.partition("=")
+        name = name.strip().replace("-", "_")
+        if name not in kinds:
+            near = difflib.get_close_matches(name, kinds, n=1, cutoff=0.5)
+            hint = f"; did you mean {near[0]}?" if near else f" (limits: {', '.join(kinds)})"
+            raise UsageError(f"--limit {change}: there is no limit {name!r}{hint}")
+        try:
+            given[name] = msgspec.convert(text.strip(), kinds[name], strict=False)
+        except msgspec.ValidationError:
+            raise UsageError(f"--limit {change}: expected a number") from None
+        if given[name] <= 0:
+            raise UsageError(f"--limit {change}: must be over 0")
+    return Limits(**given)  # type: ignore[arg-type]
 
 
 async def run_server(

@@ -126,3 +126,21 @@ def test_every_command_has_help_and_imports_no_torch(command: list[str]) -> None
     )
     assert done.returncode == 0, done.stderr
     assert len(done.stdout) > 60
+
+
+def test_limits_are_changed_by_name() -> None:
+    from tsd.console.serving import limits
+
+    changed = limits(["n=16", "deadline-seconds=1.5"], 10, 20)
+    assert (changed.n, changed.deadline_seconds, changed.queued_requests, changed.queued_tokens) == (16, 1.5, 10, 20)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("nn=1", "did you mean n?"), ("n=x", "number"), ("n", "number"), ("n=0", "over 0")]
+)
+def test_bad_limits_are_refused(text: str, words: str) -> None:
+    from tsd.console.serving import limits
+
+    with pytest.raises(UsageError) as caught:
+        limits([text], 1, 1)
+    assert words in str(caught.value)
