@@ -85,5 +85,5 @@ setup(
             "cdivision": True,
         },
         build_dir="build/cython",
-    )
+    ),
 )
