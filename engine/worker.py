@@ -186,8 +186,8 @@ def main() -> int:
     logging.basicConfig(
         level=config.log_level.upper(), format=f"%(asctime)s engine {config.engine} %(levelname)s %(message)s"
     )
-    # One thread by default: idle OpenMP threads spin and starve the loop on a small machine.
-    os.environ.setdefault("OMP_NUM_THREADS", str(config.cpu_threads or 1))
+    # Idle OpenMP threads spin and starve the loop on a small machine; our kernels bring their own threads.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     return uvloop.run(_run(config, sys.argv[1]))
 
