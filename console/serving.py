@@ -35,6 +35,7 @@ def server_options(settings: Settings, model: str, address: tuple[str, int]) -> 
         chat_template=value["chat_template"],
         api_keys=value["api_key"],
         admin_key=value["admin_key"],
+        salt_per_key=value["cache_salt_per_key"],
         reasoning_parser=value["reasoning_parser"],
         tool_call_parser=value["tool_call_parser"],
         request_timeout_s=value["request_timeout"],

@@ -68,7 +68,8 @@ def main(argv: Sequence[str]) -> int:
     configs = engine_configs(settings, model, gpus)
     if known.console:
         key = settings["admin_key"].value
-        return with_console(listener, key, lambda: serve(settings, configs, model, listener))
+        scheme = "https" if settings["tls_certfile"].value else "http"
+        return with_console(listener, scheme, key, lambda: serve(settings, configs, model, listener))
     return serve(settings, configs, model, listener)
 
 
@@ -146,24 +147,24 @@ def dry_run(settings: Settings, config: EngineConfig) -> int:
     return subprocess.run(command, check=False, env={**os.environ, "PYTHONSAFEPATH": "1"}).returncode
 
 
-def with_console(listener: socket.socket, admin_key: str, serve_now: Callable[[], int]) -> int:
+def with_console(listener: socket.socket, scheme: str, admin_key: str, serve_now: Callable[[], int]) -> int:
     """Opens the console in this terminal and serves behind it; the server's own lines go to a file."""
     host, port = listener.getsockname()[:2]
-    log_path = Path(tempfile.gettempdir()) / f"tsd-{os.getpid()}.log"
+    log_file, log_path = tempfile.mkstemp(prefix="tsd-", suffix=".log")
     child = os.fork()
     if child == 0:
-        with log_path.open("ab") as log_file:
-            os.dup2(log_file.fileno(), 2)
-            os.dup2(log_file.fileno(), 1)
+        os.dup2(log_file, 2)
+        os.dup2(log_file, 1)
         os.setsid()
         os._exit(serve_now())
+    os.close(log_file)
     listener.close()
     from tsd.console.app import main as console_main
 
     try:
         # Handed over inside this process: nothing of it is seen by other users.
         key = ["--admin-key", admin_key] if admin_key else []
-        return console_main(["--url", f"http://{host}:{port}", *key])
+        return console_main(["--url", f"{scheme}://{host}:{port}", *key])
     finally:
         print(f"stopping the server; its log is {log_path}", file=sys.stderr)
         with contextlib.suppress(ProcessLookupError):
