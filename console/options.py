@@ -147,8 +147,8 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "quantization",
         str,
-        "auto",
-        "auto reads packed weights as they are where a kernel can; none unpacks them to full precision",
+        "none",
+        "none unpacks weights to full precision; auto computes with packed ones: faster, less exact",
         MODEL,
         choices=("auto", "none", "int8"),
     ),
