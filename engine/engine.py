@@ -19,7 +19,7 @@ from tsd.engine.loop import StepLoop
 from tsd.engine.memory import MemoryPlan
 from tsd.engine.operator_view import OperatorView
 from tsd.engine.protocol import Abort, Command, Heartbeat, Ready, Reply, Submit, Vocabulary
-from tsd.engine.requests import ID_MASK, LiveRequests
+from tsd.engine.requests import LiveRequests
 from tsd.engine.stats import heartbeat_stats
 from tsd.engine.trace import Trace
 from tsd.engine.transport import Channel
@@ -257,8 +257,3 @@ def _number(argument: str) -> int:
     if not argument.isdigit():
         raise ValueError(f"expected a number, not {argument!r}")
     return int(argument)
-
-
-def front_id(request_id: int) -> int:
-    """The number by which its front knows a request."""
-    return request_id & ID_MASK
