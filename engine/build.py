@@ -273,6 +273,7 @@ def make_executor(
         use_graphs=config.cuda_graphs,
         timed=bool(config.trace),
         host_pages=memory.host_pages,
+        disk=disk,
         report=report,
     )
 
