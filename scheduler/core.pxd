@@ -50,30 +50,4 @@ cdef class Scheduler:
     # counters
     cdef int64_t c_steps, c_submitted, c_prompt, c_cached, c_generated, c_retractions, c_aborts, c_refusals, c_errors
     cdef int64_t c_finished, c_queries, c_hit_device, c_hit_host, c_hit_disk, c_dropped
-    cdef int end(self, int at, int event, double now, str reason, str message) except -1
-    cdef int drained(self, int at) except -1
     cdef int drop(self, int32_t* array, int size, int at) except -1
-    cdef int release(self, Req* r) except -1
-    cdef int set_page(self, Req* r, int k, int page) except -1
-    cdef int take_page(self) except -2
-    cdef int publish(self, Req* r) except -1
-    cdef int pressure(self, int at, double now) except -2
-    cdef int victim(self) noexcept
-    cdef int retract(self, int at, double now) except -1
-    cdef int park(self, int at) except -1
-    cdef int decode_rows(self, Build build) noexcept
-    cdef bint ready(self, Req* r) noexcept
-    cdef int fill(self, Build build, int budget, double now) except -1
-    cdef int chunk_row(self, Build build, int at, int budget, double now) except -1
-    cdef object admission(self, int at)
-    cdef int admit(self, double now) except -2
-    cdef int tell_evictions(self, double now) except -1
-    cdef bint soon_shared(self, int at, int run, int limit) noexcept
-    cdef bint try_reserve(self, int at, double now) except -1
-    cdef int reserve(self, int at, int run, int device_run, int total, double now) except -1
-    cdef int begin(self, int at, double now) except -1
-    cdef int move_done(self, object event, double now) except -1
-    cdef int loaded(self, Transfer t, bint ok, double now) except -1
-    cdef Transfer keep(self, Req* r)
-    cdef int expire(self, double now) except -1
-    cdef object step_landed(self, int64_t step, object tokens, object failed, double now)

@@ -11,9 +11,9 @@ from tsd.scheduler.types import (
     StepLanded,
     StepOutcome,
 )
+from tsd.scheduler.types import SchedulerFault as SchedulerFault
 
 class IllegalTransition(RuntimeError): ...
-class SchedulerFault(RuntimeError): ...
 
 class Scheduler:
     config: SchedulerConfig

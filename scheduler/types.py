@@ -182,3 +182,7 @@ class Refused(Exception):
         super().__init__(message)
         self.code = code
         self.message = message
+
+
+class SchedulerFault(RuntimeError):
+    """The scheduler contradicts itself, or was driven wrongly (a step landed out of order): our bug."""

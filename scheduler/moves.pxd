@@ -1,0 +1,5 @@
+from tsd.scheduler.core cimport Scheduler
+from tsd.scheduler.transfer cimport Transfer
+
+cdef int move_done(Scheduler s, object event, double now) except -1
+cdef int loaded(Scheduler s, Transfer t, bint ok, double now) except -1
