@@ -24,7 +24,7 @@ from tsd.api.metrics import Metrics
 from tsd.api.options import ServerOptions
 from tsd.api.output import Parser, ReasoningSplitter
 from tsd.api.params import ModelFacts, Params
-from tsd.api.parsers.registry import REASONING, TOOLS, Dialects, detect
+from tsd.api.parsers.registry import DEFAULT_TOOLS, REASONING, TOOLS, Dialects, detect
 from tsd.api.response_store import ResponseStore
 from tsd.api.routing import Fleet
 from tsd.api.sequence import Sequence
@@ -33,6 +33,7 @@ from tsd.api.text.load import load_tokenizer
 from tsd.api.text.stops import StopMatcher
 from tsd.api.text.template import PLAIN_TEMPLATE, ChatPrompt, ChatTemplate
 from tsd.api.text.tokenizer import TextTooLong, Tokenizer
+from tsd.api.tool_grammar import CONSTRAINABLE
 from tsd.api.tracing import parse_traceparent
 from tsd.engine.protocol import Grammar, Submit, Vocabulary
 
@@ -48,6 +49,13 @@ class Text:
     chat: ChatPrompt
     dialects: Dialects
     reasoning_end: tuple[int, ...] = ()
+
+    @property
+    def call_markers(self) -> tuple[str, ...]:
+        """Special tokens that a grammar may ask for. Where a grammar is on they are not stripped from the text,
+        which is then what the grammar allowed."""
+        name = self.dialects.tools or DEFAULT_TOOLS
+        return TOOLS[name].markers if name in CONSTRAINABLE else ()
 
 
 class TextPlan(NamedTuple):
@@ -196,6 +204,9 @@ class Front:
         salt = params.cache_salt
         if self.options.salt_per_key and job.owner:
             salt = hashlib.sha256(f"{job.owner}\0{salt or ''}".encode()).hexdigest()
+        markers = plan.markers
+        if plan.grammar is not None:
+            markers = tuple(dict.fromkeys((*markers, *self.loaded.call_markers)))
         budgets = []
         for prompt in prompts:
             if not prompt:
@@ -229,7 +240,7 @@ class Front:
                         number * params.n + choice,
                         prompt,
                         submit,
-                        tokenizer.stream(params.skip_special, continues, plan.markers),
+                        tokenizer.stream(params.skip_special, continues, markers),
                         prompt_index=number,
                         stops=StopMatcher(params.stops, params.include_stop) if params.stops else None,
                         splitter=plan.splitter() if plan.splitter else None,
@@ -246,19 +257,19 @@ class Front:
             self.release(job)
             raise
 
-    async def check_grammar(self, grammar: Grammar) -> None:
-        """Raises InvalidRequest for one that cannot be compiled within the limits."""
+    async def check_grammar(self, grammar: Grammar, param: str = "response_format") -> None:
+        """Raises InvalidRequest, naming `param`, for one that cannot be compiled within the limits."""
         if not all((engine.ready and engine.ready.info.get("grammar")) for engine in self.fleet.engines):
             raise InvalidRequest(
                 "constraints on the output are not supported by this engine",
-                param="response_format",
+                param=param,
                 code="unsupported",
             )
         if self.grammars is None:
-            vocabulary = vocabulary_of(self.loaded.tokenizer, self.facts)
+            vocabulary = vocabulary_of(self.loaded.tokenizer, self.facts, self.loaded.call_markers)
             self.grammars = GrammarChecker(vocabulary, self.options.limits.grammar_seconds)
             self.vocabulary = vocabulary
-        await self.grammars.check(grammar)
+        await self.grammars.check(grammar, param)
 
     def release(self, job: Job) -> None:
         """The job's handler is done with it."""
@@ -291,9 +302,10 @@ def load_text(options: ServerOptions) -> Text:
     return Text(tokenizer, ChatPrompt(tokenizer, template), dialects, end)
 
 
-def vocabulary_of(tokenizer: Tokenizer, facts: ModelFacts) -> Vocabulary:
-    """For grammars: special tokens stand for nothing."""
-    special = tokenizer.vocabulary.special_ids
+def vocabulary_of(tokenizer: Tokenizer, facts: ModelFacts, markers: tuple[str, ...] = ()) -> Vocabulary:
+    """For grammars: special tokens stand for nothing, except those that a call is written with."""
+    specials = tokenizer.vocabulary.specials
+    special = tokenizer.vocabulary.special_ids - {specials[text] for text in markers if text in specials}
     size = min(tokenizer.vocabulary.size, facts.vocab_size)
     pieces = [b"" if token in special else tokenizer.token_bytes(token) for token in range(size)]
     return Vocabulary(pieces, facts.eos_ids)

@@ -44,8 +44,9 @@ class GrammarChecker:
         self._known: OrderedDict[bytes, str] = OrderedDict()
         """Digest → what is wrong with it, or empty."""
 
-    async def check(self, grammar: Grammar) -> None:
-        """Raises InvalidRequest for a grammar that does not compile in time, Unavailable when too many wait.
+    async def check(self, grammar: Grammar, param: str = "response_format") -> None:
+        """Raises InvalidRequest, naming `param`, for a grammar that does not compile in time, Unavailable when too
+        many wait.
 
         Requests with the same grammar share one trial, which goes on when the client that asked first leaves.
         """
@@ -62,7 +63,7 @@ class GrammarChecker:
         else:
             self._known.move_to_end(key)
         if fault:
-            raise InvalidRequest(fault, param="response_format", code="invalid_grammar")
+            raise InvalidRequest(fault, param=param, code="invalid_grammar")
 
     async def _learn(self, key: bytes, grammar: Grammar) -> str:
         try:

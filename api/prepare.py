@@ -13,8 +13,9 @@ from tsd.api.front import Front, Text, TextPlan
 from tsd.api.output import Parser
 from tsd.api.params import Params, resolve, unsupported
 from tsd.api.parsers.output import ToolSet
-from tsd.api.parsers.registry import TOOLS, is_thinking, reasoning_splitter, tool_parser
+from tsd.api.parsers.registry import DEFAULT_TOOLS, TOOLS, is_thinking, reasoning_splitter, tool_parser
 from tsd.api.structured import output_grammar
+from tsd.api.tool_grammar import Tools, auto_calls
 from tsd.api.tools import ToolPlan, describe_tools, plan_tools
 from tsd.api.wire.chat import ChatRequest
 from tsd.engine.protocol import Grammar
@@ -38,16 +39,26 @@ async def prepare_chat(front: Front, body: ChatRequest) -> Prepared:
     params = chat_params(front, body)
     limits, text = front.options.limits, front.loaded
     tools = plan_tools(body.tools, body.tool_choice, body.parallel_tool_calls, limits)
-    grammar = output_grammar(body, body.response_format, limits)
-    if tools.forced is not None:
-        if grammar is not None:
-            raise InvalidRequest("a forced tool call excludes response_format", param="tool_choice")
-        grammar = tools.forced
+    answer = output_grammar(body, body.response_format, limits)
+    grammar = _with_calls(text, tools, answer)
     prompt = await render_chat(front, body, tools.template)
     tail = text.tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special=False)
     if grammar is not None:
-        grammar = await _checked(front, text, grammar, tail)
-    return Prepared(model, params, prompt, text_plan(text, tools, grammar, tail))
+        grammar = await _checked(front, text, grammar, tail, "tools" if answer is None else "response_format")
+    may_think = tools.forced is None and answer is None
+    return Prepared(model, params, prompt, text_plan(text, tools, grammar, tail, may_think))
+
+
+def _with_calls(text: Text, tools: ToolPlan, answer: Grammar | None) -> Grammar | None:
+    """The constraint on the whole output, where `answer` is that on its text."""
+    if tools.forced is not None:
+        if answer is not None:
+            raise InvalidRequest("a forced tool call excludes response_format", param="tool_choice")
+        return tools.forced
+    if tools.tools is None or (answer is None and not tools.strict):
+        return answer
+    offered = Tools(tools.tools.schemas, tools.strict)
+    return auto_calls(text.dialects.tools or DEFAULT_TOOLS, offered, answer) or answer
 
 
 async def render_chat(front: Front, body: ChatRequest, tools: list[dict[str, Any]] | None) -> array[int]:
@@ -67,26 +78,27 @@ async def render_chat(front: Front, body: ChatRequest, tools: list[dict[str, Any
     )
 
 
-async def _checked(front: Front, text: Text, grammar: Grammar, tail: str) -> Grammar:
+async def _checked(front: Front, text: Text, grammar: Grammar, tail: str, param: str) -> Grammar:
     """The grammar after a trial compilation, told to begin after reasoning where that is open."""
-    await front.check_grammar(grammar)
+    await front.check_grammar(grammar, param)
     if is_thinking(text.dialects.reasoning, tail):
         return msgspec.structs.replace(grammar, after_reasoning=True, reasoning_end=text.reasoning_end)
     return grammar
 
 
-def text_plan(text: Text, tools: ToolPlan, grammar: Grammar | None, tail: str) -> TextPlan:
+def text_plan(text: Text, tools: ToolPlan, grammar: Grammar | None, tail: str, may_think: bool) -> TextPlan:
+    """`may_think`: nothing keeps the output from opening with reasoning."""
     dialects = text.dialects
     wanted = tools.tools
     splitter = None
-    if dialects.reasoning and (grammar is None or grammar.after_reasoning):
+    if dialects.reasoning and (may_think or grammar is None or grammar.after_reasoning):
         splitter = reasoning_splitter(dialects.reasoning, tail)
     if wanted is not None and tools.forced is not None:
         return TextPlan(splitter, _parser("json", wanted), grammar=grammar)
     if dialects.is_harmony and grammar is None:
         return TextPlan(None, _parser("gpt_oss", wanted or NO_TOOLS), True, TOOLS["gpt_oss"].markers, grammar)
     if wanted is not None:
-        name = dialects.tools or "hermes"
+        name = dialects.tools or DEFAULT_TOOLS
         return TextPlan(splitter, _parser(name, wanted), False, (*TOOLS[name].markers, *_THINK), grammar)
     return TextPlan(splitter, grammar=grammar, markers=_THINK if splitter else ())
 

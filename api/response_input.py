@@ -16,7 +16,12 @@ def functions_of(tools: list[ResponseTool] | None) -> list[Tool] | None:
     found = [
         Tool(
             type="function",
-            function=FunctionTool(name=tool.name or "", description=tool.description, parameters=tool.parameters),
+            function=FunctionTool(
+                name=tool.name or "",
+                description=tool.description,
+                parameters=tool.parameters,
+                strict=tool.strict,
+            ),
         )
         for tool in tools or ()
         if tool.type == "function"

@@ -24,6 +24,8 @@ class ToolPlan(NamedTuple):
     """Set when calls are to be parsed."""
     forced: Grammar | None = None
     """A call must come, as the list of `{"name", "parameters"}` objects that this allows."""
+    strict: frozenset[str] = frozenset()
+    """Those that are to follow their schema also where the model chooses whether to call."""
 
 
 def plan_tools(
@@ -46,7 +48,8 @@ def plan_tools(
         wanted = functions if named is None else {named: functions[named]}
         only_one = single or named is not None
         return ToolPlan(template, ToolSet(functions, only_one), forced_calls(wanted, only_one))
-    return ToolPlan(template, ToolSet(functions, single))
+    strict = frozenset(t.function.name for t in tools or () if t.function is not None and t.function.strict)
+    return ToolPlan(template, ToolSet(functions, single), strict=strict)
 
 
 def check_tools(tools: list[Tool] | None, limits: Limits) -> dict[str, dict[str, Any]]:

@@ -145,7 +145,7 @@ def _compile(compiler: xgrammar.GrammarCompiler, grammar: Grammar) -> xgrammar.C
     if grammar.kind == "json_object":
         return compiler.compile_json_schema('{"type": "object"}', max_whitespace_cnt=MAX_WHITESPACE)
     if grammar.kind == "json_schema":
-        rules = str(xgrammar.Grammar.from_json_schema(grammar.text, max_whitespace_cnt=MAX_WHITESPACE))
+        rules = _rules_of(grammar.text)
         strict = strict_strings(rules)
         if strict == rules:
             return compiler.compile_json_schema(grammar.text, max_whitespace_cnt=MAX_WHITESPACE)
@@ -157,7 +157,7 @@ def _compile(compiler: xgrammar.GrammarCompiler, grammar: Grammar) -> xgrammar.C
     if grammar.kind == "choice":
         return compiler.compile_grammar(choice_ebnf(json.loads(grammar.text)))
     if grammar.kind == "structural_tag":
-        return compiler.compile_structural_tag(grammar.text)
+        return compiler.compile_structural_tag(json.dumps(tag_rules(json.loads(grammar.text)), ensure_ascii=False))
     raise GrammarError(f"constraint kind {grammar.kind!r} is unknown")
 
 
@@ -177,6 +177,22 @@ def strict_strings(rules: str) -> str:
         return f"[^{_EXCLUDED}{body if negated else ''}]"
 
     return _LITERAL_OR_CLASS.sub(narrow, rules)
+
+
+def _rules_of(schema: str) -> str:
+    """The rules that a schema's JSON follows, as EBNF."""
+    return str(xgrammar.Grammar.from_json_schema(schema, max_whitespace_cnt=MAX_WHITESPACE))
+
+
+def tag_rules(value: Any) -> Any:
+    """A structural tag whose schemas are written out as rules: they are then as strict as a schema alone."""
+    if isinstance(value, list):
+        return [tag_rules(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if value.get("type") == "json_schema" and value.get("style", "json") == "json" and "json_schema" in value:
+        return {"type": "grammar", "grammar": strict_strings(_rules_of(json.dumps(value["json_schema"])))}
+    return {key: item if key == "json_schema" else tag_rules(item) for key, item in value.items()}
 
 
 def choice_ebnf(choices: Sequence[str]) -> str:

@@ -10,6 +10,9 @@ from typing import Any
 from tsd.api.output import CallDelta, Delta
 from tsd.api.parsers.feed import Feed, Reading
 
+MAX_REFERENCES = 8
+"""That are followed from one parameter's schema."""
+
 
 @dataclass(frozen=True)
 class ToolSet:
@@ -24,9 +27,17 @@ class ToolSet:
         return bool(name) and (not self.schemas or name in self.schemas)
 
     def parameter(self, name: str, key: str) -> dict[str, Any]:
-        """The schema of one parameter, or {}."""
-        properties = self.schemas.get(name, {}).get("properties")
+        """The schema of one parameter, a reference followed, or {}."""
+        schema = self.schemas.get(name, {})
+        properties = schema.get("properties")
         found = properties.get(key) if isinstance(properties, dict) else None
+        for _ in range(MAX_REFERENCES):
+            reference = found.get("$ref") if isinstance(found, dict) else None
+            if not isinstance(reference, str):
+                break
+            found = schema
+            for step in reference.removeprefix("#").strip("/").split("/"):
+                found = found.get(step) if isinstance(found, dict) else None
         return found if isinstance(found, dict) else {}
 
 

@@ -62,6 +62,9 @@ TOOLS: dict[str, ToolDialect] = {
     "json": ToolDialect(json_calls),
 }
 
+DEFAULT_TOOLS = "hermes"
+"""The dialect that a model is told to call in when its template knows no tools (`tools.describe_tools`)."""
+
 _THINK = ("<think>", "</think>")
 REASONING: dict[str, ReasoningDialect | None] = {
     "deepseek_r1": ReasoningDialect(*_THINK, assumed=True),

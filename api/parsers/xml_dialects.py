@@ -9,7 +9,7 @@ import re
 
 from tsd.api.parsers.feed import Feed, Reading, accept, skip_space, text_until, until
 from tsd.api.parsers.output import Out, give_back
-from tsd.api.parsers.values import quote, to_json
+from tsd.api.parsers.values import quote, to_json, types_of
 
 _ATTRIBUTE = re.compile(r'(\w+)\s*=\s*"([^"]*)"')
 
@@ -26,7 +26,7 @@ class _Members:
 
     def add(self, key: str, text: str, as_string: bool | None = None) -> None:
         schema = self._out.tools.parameter(self._name, key)
-        if as_string is True:
+        if as_string and (not (types := types_of(schema)) or "string" in types):
             schema = {"type": "string"}
         self._write(key, to_json(text, schema))
 

@@ -120,7 +120,12 @@ def _tools(tools: list[MessagesTool] | None) -> list[Tool] | None:
     found = [
         Tool(
             type="function",
-            function=FunctionTool(name=tool.name or "", description=tool.description, parameters=tool.input_schema),
+            function=FunctionTool(
+                name=tool.name or "",
+                description=tool.description,
+                parameters=tool.input_schema,
+                strict=tool.strict,
+            ),
         )
         for tool in tools or ()
         if tool.input_schema is not None or tool.type in (None, "custom")

@@ -33,6 +33,7 @@ class MessagesTool(msgspec.Struct, kw_only=True):
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     type: str | None = None
+    strict: bool | None = None
 
 
 class MessagesToolChoice(msgspec.Struct, kw_only=True):
