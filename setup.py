@@ -50,10 +50,16 @@ def extensions() -> list[Extension]:
         "scheduler/ending",
         "scheduler/moves",
         "scheduler/figures",
+        "scheduler/withheld",
         "scheduler/core",
         "scheduler/audit",
         "scheduler/view",
-        "scheduler/world",
+        "scheduler/simulation/dice",
+        "scheduler/simulation/oracle",
+        "scheduler/simulation/clients",
+        "scheduler/simulation/executor",
+        "scheduler/simulation/copies",
+        "scheduler/simulation/world",
     ):
         found.append(
             Extension(

@@ -59,12 +59,15 @@ cdef bint try_reserve(Scheduler s, int at, double now) except -1:
     cdef int total = (r.num_tokens + s.page_size - 1) // s.page_size
     cdef int limit = (r.num_tokens - 1) // s.page_size
     cdef int available = s.pool.num_free + s.index.evictable
-    cdef int headroom = 0, run = 0, device_run = 0, need, k
+    cdef int headroom = 0, lendable = 0, run = 0, device_run = 0, need, k
     cdef size_t base
     if s.num_running or s.num_filling or s.fetching or s.leaving:
         # Room for the rows that run to grow, twice over for one that was already pushed out once.
         headroom = s.num_running + s.num_filling
         headroom += headroom if r.retractions else 0
+    else:
+        lendable = s.withheld.num_device
+    available += lendable
     if r.need >= 0 and available < r.need + headroom and s.step - r.tried < RETRY_STEPS:
         return False
     if s.caching:
@@ -89,6 +92,8 @@ cdef bint try_reserve(Scheduler s, int at, double now) except -1:
             s.index.pin(s.scratch[k])
     need = total - device_run
     available = s.pool.num_free + s.index.evictable
+    if available < need and lendable:
+        available += s.withheld.lend(need - available)
     if available < need + headroom:
         for k in range(run - 1, device_run - 1, -1):
             s.index.unpin(s.scratch[k])

@@ -145,6 +145,10 @@ cdef int audit_pages(Scheduler s, Audit books) except -1:
         books.pages[s.pool.stack[i]] += 1
     for i in range(s.host.num_free):
         books.hosts[s.host.stack[i]] += 1
+    for i in range(s.withheld.num_device):
+        books.pages[s.withheld.device[i]] += 1
+    for i in range(s.withheld.num_host):
+        books.hosts[s.withheld.host[i]] += 1
     for i in range(s.index.capacity):
         node = &s.index.nodes[i]
         if not node.used:

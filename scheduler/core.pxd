@@ -8,6 +8,7 @@ from tsd.scheduler.plan cimport Build
 from tsd.scheduler.requests cimport Req, Requests
 from tsd.scheduler.tiers cimport Tiers
 from tsd.scheduler.transfer cimport Transfer
+from tsd.scheduler.withheld cimport Withheld
 
 
 cdef class Scheduler:
@@ -24,6 +25,7 @@ cdef class Scheduler:
     cdef PageHasher hasher
     cdef Fence fence
     cdef Tiers tiers
+    cdef Withheld withheld
     # requests
     cdef Requests requests
     cdef dict by_id

@@ -28,6 +28,7 @@ from tsd.scheduler.plan cimport Build
 from tsd.scheduler.requests cimport E_ABORT, S_RETRACTED, S_RETRACTING, Req, Requests
 from tsd.scheduler.retraction cimport pressure, retract, victim
 from tsd.scheduler.tiers cimport Tiers
+from tsd.scheduler.withheld cimport Withheld
 
 from tsd.scheduler.journal import Journal
 from tsd.scheduler.requests import STATE_LABELS, IllegalTransition
@@ -65,6 +66,7 @@ cdef class Scheduler:
         self.index.record = config.kv_events
         self.fence = Fence(self.pool)
         self.tiers = Tiers(self.index, config.disk_blocks, config.disk_threshold_pages)
+        self.withheld = Withheld(self.index)
         self.requests = Requests(max(64, 2 * self.max_slots), self.page_size, self.hasher if self.caching else None)
         self.by_id = {}
         self.finished = []
@@ -176,6 +178,8 @@ cdef class Scheduler:
         if self.num_flights >= self.max_flights:
             return None
         build = <Build>self.ring[self.ring_at]
+        if self.withheld.short():
+            self.withheld.gather()
         if self.retract_every and self.step % self.retract_every == self.retract_every - 1:
             at = victim(self)
             if at >= 0:
@@ -249,6 +253,13 @@ cdef class Scheduler:
         """Forgets every cached page nobody uses, in every tier; returns how many device and host pages that freed."""
         self.tiers.discard(self.tiers.disk.clear())
         return self.index.flush()
+
+    def withhold(self, int device, int host=0) -> None:
+        """From now on keeps this many device and host pages out of use, as far as requests can go on without them.
+
+        0 gives them back. Raises ValueError for more pages than there are.
+        """
+        self.withheld.want(device, host)
 
     def take_kv_events(self) -> list:
         """(stored?, key, parent key or None, token ids as raw int32) since the last call, in order."""

@@ -19,6 +19,8 @@ cdef int pressure(Scheduler s, int at, double now) except -2:
             return -1
         latest = victim(s)
         if latest < 0:
+            if s.withheld.lend(1):
+                continue
             return -1
         retract(s, latest, now)
         if latest == at:

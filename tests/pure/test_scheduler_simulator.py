@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
-from tsd.scheduler import mutants, states
+from tsd.scheduler import states
 from tsd.scheduler.core import Scheduler
 from tsd.scheduler.requests import STATE_LABELS
-from tsd.scheduler.simulator import Failure, Knobs, draw_life, main, simulate
+from tsd.scheduler.simulation import mutants
+from tsd.scheduler.simulation.knobs import Knobs
+from tsd.scheduler.simulation.simulator import Failure, draw_life, main, simulate
+from tsd.scheduler.simulation.violation import Violation
+from tsd.scheduler.simulation.world import World
 from tsd.scheduler.types import SchedulerConfig
-from tsd.scheduler.world import Violation, World
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-@pytest.mark.parametrize("profile", ["mixed", "device", "tiers", "pressure", "aborts"])
+@pytest.mark.parametrize("profile", ["mixed", "device", "tiers", "pressure", "aborts", "faults"])
 def test_lives_end_clean(profile: str, seed: int) -> None:
     summary = simulate(12_000, seed, profile)
     assert summary.steps >= 12_000
@@ -31,13 +35,60 @@ def test_ten_thousand_aborts_in_every_phase_leave_nothing() -> None:
 
 
 def test_the_tiers_are_really_used() -> None:
-    counters = simulate(20_000, 11, "tiers").counters
+    counters = simulate(30_000, 12, "tiers").counters
     assert min(counters[name] for name in ("hit_host", "hit_disk", "host_evictions", "retractions")) > 0
+
+
+def test_engines_die_within_a_life_and_find_their_disk_again() -> None:
+    summary = simulate(20_000, 4, "faults")
+    assert summary.deaths > 20 and summary.counters["hit_disk"] > 0
+
+
+def test_withheld_pages_slow_a_life_down_and_never_stop_it() -> None:
+    config, knobs = draw_life(random.Random(2), "pressure", b"s", 4)
+    told: list[tuple[int, int]] = []
+
+    class Watched(Forgetful):
+        def withhold(self, device: int, host: int = 0) -> None:
+            told.append((device, host))
+            self.real.withhold(device, host)
+
+        def take_finished(self) -> list[object]:
+            return list(self.real.take_finished())
+
+    knobs = replace(knobs, squeeze_turns=10, crash_turns=0, patience=500)
+    world = World(lambda: Watched(Scheduler(config)), 9, knobs, {})  # type: ignore[arg-type,return-value]
+    world.run(4_000)
+    world.drain()
+    assert max(told)[0] > config.num_pages * 0.9 and (0, 0) in told
 
 
 def test_a_run_replays_from_its_seed() -> None:
     assert simulate(6_000, 5, "mixed") == simulate(6_000, 5, "mixed")
     assert simulate(6_000, 5, "mixed") != simulate(6_000, 6, "mixed")
+
+
+def test_an_event_for_a_request_of_an_engine_that_died_is_noticed() -> None:
+    config, knobs = draw_life(random.Random(1), "device", b"s", 4)
+    born: list[Scheduler] = []
+
+    class Undead(Forgetful):
+        """Hands out the terminal events of the one before it too."""
+
+        def take_finished(self) -> list[object]:
+            old = born[-2] if len(born) > 1 else None
+            if old is not None:
+                for request_id in range(1, 2_000):
+                    old.abort(request_id, 0.0)
+            return [*(old.take_finished() if old else ()), *self.real.take_finished()]
+
+    def start() -> Scheduler:
+        born.append(Scheduler(config))
+        return Undead(born[-1])  # type: ignore[return-value]
+
+    world = World(start, 7, replace(knobs, crash_turns=200), {})
+    with pytest.raises(Violation, match="is not live"):
+        world.run(4_000)
 
 
 class Forgetful:
@@ -61,7 +112,7 @@ class Forgetful:
 
 def test_the_world_notices_a_lost_terminal_event() -> None:
     config, knobs = draw_life(random.Random(1), "device", b"s", 4)
-    world = World(Forgetful(Scheduler(config)), 7, knobs, {})  # type: ignore[arg-type]
+    world = World(lambda: Forgetful(Scheduler(config)), 7, knobs, {})  # type: ignore[arg-type,return-value]
     with pytest.raises(Violation):
         world.run(4_000)
         world.drain()
@@ -76,7 +127,7 @@ def test_a_failure_names_seed_life_and_step(
     class Broken(Forgetful):
         integrity = broken
 
-    monkeypatch.setattr("tsd.scheduler.simulator.Scheduler", lambda config: Broken(Scheduler(config)))
+    monkeypatch.setattr("tsd.scheduler.simulation.simulator.Scheduler", lambda config: Broken(Scheduler(config)))
     with pytest.raises(Failure, match="made up"):
         simulate(100, 4)
     assert main(["--steps", "100", "--seed", "4"]) == 1

@@ -2,7 +2,8 @@
 
 A run is a row of lives. Each life draws a configuration and chances from the seed, runs some thousands of steps with
 every invariant checked after each, and ends either by draining (nothing may be left) or by being killed, after which
-the next life finds what was on disk. Knows no torch and no wall time but for its own report.
+the next life, of other sizes, finds what was on disk. Within a life the pools shrink and grow again, the disk fills up,
+and the engine dies and starts anew. Knows no torch and no wall time but for its own report.
 """
 
 from __future__ import annotations
@@ -11,39 +12,18 @@ import argparse
 import random
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 
 from tsd.scheduler.core import Scheduler
+from tsd.scheduler.simulation.knobs import Knobs
+from tsd.scheduler.simulation.world import World
 from tsd.scheduler.types import SchedulerConfig
-from tsd.scheduler.world import World
 
 LIFE = 5_000
-PROFILES = ("mixed", "device", "tiers", "pressure", "aborts", "steady")
-
-
-@dataclass(frozen=True)
-class Knobs:
-    """Chances are in parts of 1024 a turn (or an item); the rest are sizes."""
-
-    vocab: int = 50
-    live: int = 16
-    """Requests that clients keep alive."""
-    submit: int = 512
-    abort: int = 8
-    deadline: int = 32
-    fail_row: int = 2
-    fail_move: int = 32
-    rot: int = 16
-    land: int = 600
-    too_long: int = 8
-    salt: int = 64
-    priority: int = 128
-    max_delay: int = 12
-    tail: int = 24
-    output: int = 90
-    patience: int = 2_000
-    """Turns without any progress that count as a hang."""
-    check_every: int = 1
+SWEEP = 2_500
+PROFILES = ("mixed", "device", "tiers", "pressure", "aborts", "faults", "steady")
 
 
 @dataclass(frozen=True)
@@ -53,12 +33,18 @@ class Summary:
     steps: int
     lives: int
     kills: int
+    """Lives that ended by being killed."""
+    deaths: int
+    """Engines that died within a life."""
     tokens: int
     counters: dict[str, int]
 
 
 class Failure(Exception):
     """A violation with what replays it."""
+
+    before: int = 0
+    """Steps of earlier runs of a sweep."""
 
     def __init__(self, seed: int, profile: str, life: int, step: int, cause: BaseException) -> None:
         self.seed = seed
@@ -74,13 +60,14 @@ class Failure(Exception):
 
 
 def draw_life(rng: random.Random, profile: str, secret: bytes, page_size: int) -> tuple[SchedulerConfig, Knobs]:
-    """One life's configuration. `device` has one tier; `pressure` a pool far too small; `steady` is for timing."""
+    """One life's configuration. `device` has one tier; `pressure` a pool far too small; `faults` more misfortune
+    within a life; `steady` is for timing."""
     if profile == "steady":
         config = SchedulerConfig(
             max_num_seqs=16, max_model_len=320, num_pages=360, page_size=16, chunked_prefill_size=64, kv_events=False
         )
         return config, Knobs(vocab=30_000, abort=0, deadline=0, fail_row=0, output=280, land=1024, too_long=0)
-    tiers = profile == "tiers" or (profile in ("mixed", "pressure", "aborts") and rng.random() < 0.6)
+    tiers = profile == "tiers" or (profile in ("mixed", "pressure", "aborts", "faults") and rng.random() < 0.6)
     seqs = rng.choice((1, 2, 4, 8, 16, 24))
     longest = rng.randrange(3 * page_size + 4, min(200, 40 * page_size + 20))
     full = min(400, seqs * (longest // page_size + 1))
@@ -118,8 +105,24 @@ def draw_life(rng: random.Random, profile: str, secret: bytes, page_size: int) -
         max_delay=rng.choice((0, 3, 20)),
         tail=rng.choice((2, 12, 60)),
         output=rng.choice((4, 40, 200)),
+        **draw_faults(rng, profile),
     )
     return config, knobs
+
+
+def draw_faults(rng: random.Random, profile: str) -> dict[str, int]:
+    """How often memory is short, the disk full and the engine dead within a life."""
+    if profile == "faults":
+        return {
+            "squeeze_turns": rng.choice((20, 100, 500)),
+            "disk_turns": rng.choice((50, 500)),
+            "crash_turns": rng.choice((150, 600)),
+        }
+    return {
+        "squeeze_turns": rng.choice((0, 0, 300)),
+        "disk_turns": rng.choice((0, 400)),
+        "crash_turns": rng.choice((0, 0, 2_000)),
+    }
 
 
 def simulate(steps: int, seed: int, profile: str = "mixed", check_every: int | None = None) -> Summary:
@@ -128,18 +131,17 @@ def simulate(steps: int, seed: int, profile: str = "mixed", check_every: int | N
     disk: dict[bytes, bytes] = {}
     secret = rng.randbytes(32)
     page_size = rng.choice((1, 2, 4, 4, 8, 16))
-    done = lives = kills = tokens = 0
+    done = lives = kills = deaths = tokens = 0
     totals: dict[str, int] = {}
     while done < steps:
         lives += 1
         config, knobs = draw_life(rng, profile, secret, page_size)
         if check_every is not None:
-            knobs = Knobs(**{**vars(knobs), "check_every": check_every})
-        scheduler = Scheduler(config)
-        scheduler.adopt_disk(list(disk))
-        world = World(scheduler, rng.getrandbits(63), knobs, disk)
+            knobs = replace(knobs, check_every=check_every)
+        life_seed = rng.getrandbits(63)
         planned = min(LIFE, steps - done)
         killed = rng.random() < 0.2 and profile != "steady"
+        world = World(partial(Scheduler, config), life_seed, knobs, disk)
         try:
             world.run(planned)
             if not killed:
@@ -147,8 +149,9 @@ def simulate(steps: int, seed: int, profile: str = "mixed", check_every: int | N
         except Exception as cause:
             raise Failure(seed, profile, lives, done + world.step, cause) from cause
         done += world.step
+        deaths += world.deaths
         tokens += world.tokens_checked
-        for name, value in scheduler.counters.items():
+        for name, value in world.close().items():
             totals[name] = totals.get(name, 0) + value
         if killed:
             kills += 1
@@ -156,7 +159,29 @@ def simulate(steps: int, seed: int, profile: str = "mixed", check_every: int | N
             disk = {}
             secret = rng.randbytes(32)
             page_size = rng.choice((1, 2, 4, 4, 8, 16))
-    return Summary(done, lives, kills, tokens, totals)
+    return Summary(done, lives, kills, deaths, tokens, totals)
+
+
+def sweep(steps: int, seed: int) -> Iterator[Summary]:
+    """Every profile but `steady` in turn, in rounds of ever longer runs: what is easy to find is found early.
+
+    Raises Failure; its `before` counts the steps of the runs before it.
+    """
+    done = turn = 0
+    length = SWEEP
+    while done < steps:
+        for profile in PROFILES[:-1]:
+            if done >= steps:
+                break
+            try:
+                summary = simulate(min(length, steps - done), seed + turn, profile)
+            except Failure as failure:
+                failure.before = done
+                raise
+            done += summary.steps
+            yield summary
+        turn += 1
+        length *= 2
 
 
 def main(argv: list[str]) -> int:
@@ -171,7 +196,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--mutants", action="store_true", help="break the code in known ways and see each one caught")
     options = parser.parse_args(argv)
     if options.mutants:
-        from tsd.scheduler.mutants import hunt
+        from tsd.scheduler.simulation.mutants import hunt
 
         return hunt(options.steps, options.seed)
     began = time.perf_counter()
@@ -182,6 +207,9 @@ def main(argv: list[str]) -> int:
         return 1
     took = time.perf_counter() - began
     print(f"{summary.steps} steps in {took:.1f} s ({summary.steps / took:,.0f} a second), seed {options.seed}: clean")
-    print(f"{summary.lives} lives, {summary.kills} killed; {summary.tokens} tokens equal the oracle's")
+    print(
+        f"{summary.lives} lives, {summary.kills} killed, {summary.deaths} engines died within one; "
+        f"{summary.tokens} tokens equal the oracle's"
+    )
     print(", ".join(f"{name} {value}" for name, value in summary.counters.items()))
     return 0

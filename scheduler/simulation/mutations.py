@@ -1,29 +1,8 @@
-"""`tsd simulate --mutants`: known mistakes, put into a copy of the sources one at a time, each of which must be caught.
-
-Owns the list of mistakes and the builds. A mutant is a text that occurs once in one file and what replaces it; the file
-is compiled anew in a temporary tree beside links to everything else, and the simulator runs there, in its own process.
-Needs Cython and a C compiler, which building the package needs too.
-"""
+"""The mistakes that the simulator must catch: each a text that occurs once in one source file, and what replaces it."""
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import shutil
-import subprocess
-import sys
-import sysconfig
-import tempfile
-import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
-
-import numpy
-
-PROFILES = ("mixed", "tiers", "pressure", "aborts")
-TIMEOUT_S = 240
-FLAGS = ("boundscheck=False", "wraparound=False", "cdivision=True", "language_level=3")
 
 
 @dataclass(frozen=True)
@@ -36,19 +15,10 @@ class Mutant:
     new: str
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """How a mutant fared. `caught_by` is empty for a survivor."""
-
-    mutant: Mutant
-    caught_by: str
-    steps: int
-
-
 CORE, TIERS, INDEX, REQUESTS = "scheduler/core.pyx", "scheduler/tiers.pyx", "cache/index.pyx", "scheduler/requests.pyx"
 PAGES, RETRACTION, BATCH = "scheduler/pages.pyx", "scheduler/retraction.pyx", "scheduler/batch.pyx"
 ADMISSION, LANDING, ENDING = "scheduler/admission.pyx", "scheduler/landing.pyx", "scheduler/ending.pyx"
-MOVES = "scheduler/moves.pyx"
+MOVES, WITHHELD = "scheduler/moves.pyx", "scheduler/withheld.pyx"
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant("dropped free of private pages", PAGES, "        s.pool.give(pages[k])\n", "        pass\n"),
@@ -181,88 +151,15 @@ MUTANTS: tuple[Mutant, ...] = (
         "self.num_deltas = self.num_released = self.num_zero = 0",
         "self.num_deltas = self.num_zero = 0",
     ),
+    Mutant(
+        "a withheld page lent and kept",
+        WITHHELD,
+        "            self.num_device -= 1\n            self.index.device.give(self.device[self.num_device])",
+        "            self.index.device.give(self.device[self.num_device - 1])",
+    ),
+    Mutant("withheld host page forgotten", WITHHELD, "self.index.host.give(self.host[self.num_host])", "pass"),
+    Mutant("oldest request starves for withheld pages", RETRACTION, "if s.withheld.lend(1):", "if False:"),
+    Mutant(
+        "head of the queue starves for withheld pages", ADMISSION, "lendable = s.withheld.num_device", "lendable = 0"
+    ),
 )
-
-
-def package_root() -> Path:
-    """The folder that holds scheduler/ and cache/ with their sources."""
-    found = importlib.util.find_spec("tsd.scheduler")
-    assert found is not None and found.origin is not None
-    return Path(found.origin).resolve().parent.parent
-
-
-def plant(mutant: Mutant, where: Path) -> str:
-    """Lays out `where/tsd` with the mutated file built; returns an error text or nothing."""
-    root = package_root()
-    for room in ("cache", "scheduler"):
-        folder = where / "tsd" / room
-        folder.mkdir(parents=True)
-        for entry in (root / room).iterdir():
-            if entry.is_file() and entry.suffix in {".py", ".pxd", ".so", ".h"}:
-                (folder / entry.name).symlink_to(entry)
-    text = (root / mutant.file).read_text(encoding="utf-8")
-    if text.count(mutant.old) != 1:
-        return f"its text occurs {text.count(mutant.old)} times in {mutant.file}"
-    target = where / "tsd" / mutant.file
-    target.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
-    suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    built = target.with_name(target.stem + suffix)
-    built.unlink(missing_ok=True)
-    generated = target.with_suffix(".c")
-    cython = [sys.executable, "-m", "cython", "-I", str(where), "-o", str(generated), str(target)]
-    for flag in FLAGS:
-        cython += ["-X", flag]
-    compiler = (sysconfig.get_config_var("CC") or "cc").split()
-    compile_ = [*compiler, "-shared", "-fPIC", "-O1", "-w", "-DNPY_NO_DEPRECATED_API=NPY_1_7_API_VERSION"]
-    compile_ += ["-I", sysconfig.get_path("include"), "-I", numpy.get_include(), "-I", str(where / "tsd" / "cache")]
-    compile_ += [str(generated), "-o", str(built)]
-    for command in (cython, compile_):
-        done = subprocess.run(command, cwd=where, capture_output=True, text=True, check=False)
-        if done.returncode:
-            return f"does not build: {done.stderr[-400:]}"
-    return ""
-
-
-def trial(mutant: Mutant, steps: int, seed: int) -> Verdict:
-    """Runs one mutant through the profiles until it is caught or `steps` steps are done."""
-    where = Path(tempfile.mkdtemp(prefix="tsd-mutant-"))
-    try:
-        fault = plant(mutant, where)
-        if fault:
-            raise RuntimeError(f"{mutant.name}: {fault}")
-        environment = {**os.environ, "PYTHONPATH": str(where), "PYTHONSAFEPATH": "1"}
-        each = max(1, steps // len(PROFILES))
-        for turn, profile in enumerate(PROFILES):
-            script = "import sys; from tsd.scheduler.simulator import main; sys.exit(main(sys.argv[1:]))"
-            command = [sys.executable, "-c", script, "--steps", str(each), "--seed", str(seed), "--profile", profile]
-            try:
-                done = subprocess.run(
-                    command, env=environment, cwd=where, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-                )
-            except subprocess.TimeoutExpired:
-                return Verdict(mutant, f"hang in profile {profile}", turn * each)
-            if done.returncode < 0:
-                return Verdict(mutant, f"killed by signal {-done.returncode}", turn * each)
-            if done.returncode:
-                lines = [line for line in done.stderr.splitlines() if line.strip()]
-                text = next((line for line in lines if ": " in line and not line.startswith(" ")), lines[-1])
-                at = next((part.split(",")[0] for part in done.stderr.split("step ")[-1:]), "0")
-                return Verdict(mutant, text, turn * each + (int(at.split(";")[0]) if at.split(";")[0].isdigit() else 0))
-        return Verdict(mutant, "", steps)
-    finally:
-        shutil.rmtree(where, ignore_errors=True)
-
-
-def hunt(steps: int, seed: int, names: tuple[str, ...] = (), workers: int = 2) -> int:
-    """Tries every mutant (or those named); prints a line each. Exit code 1 when more than one survives."""
-    chosen = [mutant for mutant in MUTANTS if not names or mutant.name in names]
-    began = time.perf_counter()
-    survivors: list[str] = []
-    with ThreadPoolExecutor(workers) as pool:
-        for verdict in pool.map(lambda mutant: trial(mutant, steps, seed), chosen):
-            if not verdict.caught_by:
-                survivors.append(verdict.mutant.name)
-            print(f"{verdict.mutant.name:<52} {verdict.caught_by or 'SURVIVED'} ({verdict.steps} steps)", flush=True)
-    caught = len(chosen) - len(survivors)
-    print(f"{caught} of {len(chosen)} mutants caught in {time.perf_counter() - began:.0f} s; survivors: {survivors}")
-    return 0 if len(survivors) <= 1 else 1

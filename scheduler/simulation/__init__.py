@@ -1,0 +1,1 @@
+"""The control plane in a made-up world: `tsd simulate`."""

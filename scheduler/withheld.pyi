@@ -1,0 +1,4 @@
+from tsd.cache.index import PrefixIndex
+
+class Withheld:
+    def __init__(self, index: PrefixIndex) -> None: ...
