@@ -25,7 +25,7 @@ class Knobs:
     max_delay: int = 12
     tail: int = 24
     output: int = 90
-    patience: int = 2_000
+    patience: int = 500
     """Turns without any progress that count as a hang."""
     check_every: int = 1
     squeeze_turns: int = 0

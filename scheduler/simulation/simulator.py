@@ -114,12 +114,12 @@ def draw_faults(rng: random.Random, profile: str) -> dict[str, int]:
     """How often memory is short, the disk full and the engine dead within a life."""
     if profile == "faults":
         return {
-            "squeeze_turns": rng.choice((20, 100, 500)),
+            "squeeze_turns": rng.choice((20, 100, 2_000)),
             "disk_turns": rng.choice((50, 500)),
             "crash_turns": rng.choice((150, 600)),
         }
     return {
-        "squeeze_turns": rng.choice((0, 0, 300)),
+        "squeeze_turns": rng.choice((0, 0, 1_000)),
         "disk_turns": rng.choice((0, 400)),
         "crash_turns": rng.choice((0, 0, 2_000)),
     }
@@ -184,6 +184,22 @@ def sweep(steps: int, seed: int) -> Iterator[Summary]:
         length *= 2
 
 
+def merge(parts: list[Summary]) -> Summary:
+    """Several runs as one."""
+    totals: dict[str, int] = {}
+    for part in parts:
+        for name, value in part.counters.items():
+            totals[name] = totals.get(name, 0) + value
+    return Summary(
+        sum(part.steps for part in parts),
+        sum(part.lives for part in parts),
+        sum(part.kills for part in parts),
+        sum(part.deaths for part in parts),
+        sum(part.tokens for part in parts),
+        totals,
+    )
+
+
 def main(argv: list[str]) -> int:
     """`tsd simulate`. Exit code 1 when an invariant broke, after printing what replays it."""
     parser = argparse.ArgumentParser(
@@ -191,7 +207,9 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--steps", type=int, default=100_000, help="steps to run (default 100000)")
     parser.add_argument("--seed", type=int, default=1, help="everything follows from it (default 1)")
-    parser.add_argument("--profile", choices=PROFILES, default="mixed", help="what kind of lives (default mixed)")
+    parser.add_argument(
+        "--profile", choices=(*PROFILES, "all"), default="mixed", help="what kind of lives (default mixed)"
+    )
     parser.add_argument("--check-every", type=int, default=None, help="steps between full checks (0: never)")
     parser.add_argument("--mutants", action="store_true", help="break the code in known ways and see each one caught")
     options = parser.parse_args(argv)
@@ -201,7 +219,10 @@ def main(argv: list[str]) -> int:
         return hunt(options.steps, options.seed)
     began = time.perf_counter()
     try:
-        summary = simulate(options.steps, options.seed, options.profile, options.check_every)
+        if options.profile == "all":
+            summary = merge(list(sweep(options.steps, options.seed)))
+        else:
+            summary = simulate(options.steps, options.seed, options.profile, options.check_every)
     except Failure as failure:
         print(failure, file=sys.stderr)
         return 1

@@ -137,6 +137,8 @@ def test_a_failure_names_seed_life_and_step(
 def test_the_command_reports_a_clean_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--steps", "500", "--seed", "2", "--profile", "steady"]) == 0
     assert "clean" in capsys.readouterr().out
+    assert main(["--steps", "8000", "--seed", "2", "--profile", "all"]) == 0
+    assert capsys.readouterr().out.startswith("80")
 
 
 def test_every_mutant_applies_to_the_sources_of_today() -> None:
