@@ -138,7 +138,7 @@ def test_the_command_reports_a_clean_run(capsys: pytest.CaptureFixture[str]) -> 
     assert main(["--steps", "500", "--seed", "2", "--profile", "steady"]) == 0
     assert "clean" in capsys.readouterr().out
     assert main(["--steps", "8000", "--seed", "2", "--profile", "all"]) == 0
-    assert capsys.readouterr().out.startswith("80")
+    assert "clean" in capsys.readouterr().out
 
 
 def test_every_mutant_applies_to_the_sources_of_today() -> None:
