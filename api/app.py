@@ -11,6 +11,7 @@ from tsd.api.auth import Keys, cors_headers
 from tsd.api.body import BODIES, BodyBudget
 from tsd.api.errors import ApiError, HeadersTooLarge, InvalidRequest, MethodNotAllowed, NotFound, TooLarge
 from tsd.api.front import FRONT, Front
+from tsd.api.fronts.group import came_from_a_front
 from tsd.api.openapi import openapi
 from tsd.api.respond import json_response
 from tsd.api.routes import admin, chat, completions, messages, native, probes, responses
@@ -75,7 +76,8 @@ def make_app(front: Front) -> web.Application:
         except Exception:
             log.exception("%s %s failed", request.method, name)
             response = error_response(ApiError("the server failed to answer; its log says why"), request.path)
-        front.metrics.http[name, response.status] += 1
+        if front.group is None or not came_from_a_front(request):  # else it was counted where it came from
+            front.metrics.http[name, response.status] += 1
         return response
 
     app = web.Application(middlewares=[guard], client_max_size=front.options.limits.body_bytes)
@@ -100,6 +102,10 @@ async def _answer(front: Front, keys: Keys, request: web.Request, handler: Handl
     if request.method == "OPTIONS" and front.options.cors_origins:
         return web.Response(status=204)
     keys.check(request)
+    if front.group is not None and not came_from_a_front(request):
+        other = front.group.answers_for(request)
+        if other is not None:
+            return await front.group.forward(request, other)
     return await handler(request)
 
 

@@ -33,7 +33,6 @@ from tsd.engine.protocol import (
 log = logging.getLogger("tsd.api.engines")
 
 RETRY_S = 0.02
-NAMES_KEPT = 8192
 
 
 class EngineClient:
@@ -58,7 +57,6 @@ class EngineClient:
         self._on_change = on_change
         self._channel: transport.Channel[ToFront] | None = None
         self._next_id = 0
-        self._names: dict[int, str] = {}
         self._serial = 0
         self._knows_vocabulary = False
         self._replies: dict[int, asyncio.Future[Reply]] = {}
@@ -95,9 +93,8 @@ class EngineClient:
             raise Unavailable("the engine is not ready", retry_after=1)
         assert self._channel is not None
         self._next_id += 1
-        self._names[self._next_id] = sequence.job.public_id
-        self._names.pop(self._next_id - NAMES_KEPT, None)
         sequence.id = sequence.submit.id = self._next_id
+        sequence.submit.name = sequence.job.public_id
         sequence.engine = self
         sequence.arrived = monotonic()
         self.sequences[sequence.id] = sequence
@@ -144,14 +141,6 @@ class EngineClient:
         if not reply.ok:
             raise InvalidRequest(reply.payload.decode("utf-8", "replace") or f"{name} was refused")
         return bytes(reply.payload)
-
-    def name_of(self, request_id: Any) -> Any:
-        """The public id of an engine's request number, while it is remembered."""
-        return self._names.get(request_id, request_id) if isinstance(request_id, int) else request_id
-
-    def number_of(self, name: str) -> int | None:
-        """The other way round: the first request number of a public id."""
-        return next((number for number, known in self._names.items() if known == name), None)
 
     # What the engine says.
 
@@ -254,16 +243,20 @@ class EngineClient:
         if self.state == "dead":
             return
         self.fault = fault
-        doomed, self.sequences = list(self.sequences.values()), {}
-        for sequence in doomed:
-            sequence.fail(_died())
-        self._outbox.flush()
+        self.fail_all(_died())
         for future in self._replies.values():
             if not future.done():
                 future.set_result(Reply(0, False, b"the engine died"))
         if self._channel is not None:
             self._channel.close()
         self._set_state("dead")
+
+    def fail_all(self, error: ApiError) -> None:
+        """Ends what is in flight here with an error; the engine is not asked."""
+        doomed, self.sequences = list(self.sequences.values()), {}
+        for sequence in doomed:
+            sequence.fail(error)
+        self._outbox.flush()
 
     def _set_state(self, state: str) -> None:
         self.state = state

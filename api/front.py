@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import secrets
 import time
 from array import array
 from collections.abc import Callable
@@ -17,7 +16,10 @@ from typing import NamedTuple
 from aiohttp import web
 
 from tsd.api.auth import CALLER
-from tsd.api.errors import ApiError, ContextLength, InvalidRequest, NotFound, Unavailable
+from tsd.api.errors import ApiError, ContextLength, EngineFault, InvalidRequest, NotFound, Unavailable
+from tsd.api.figures import EngineLoad, FrontFigures
+from tsd.api.fronts.group import Group, came_from_a_front
+from tsd.api.fronts.ids import new_id
 from tsd.api.grammar_check import GrammarChecker
 from tsd.api.job import Job
 from tsd.api.metrics import Metrics
@@ -92,6 +94,8 @@ class Front:
     responses: ResponseStore = field(default_factory=ResponseStore)
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while no job runs."""
+    group: Group | None = None
+    """The other fronts, where there are any."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -132,12 +136,17 @@ class Front:
             return "an engine is dead"
         if any(engine.is_stuck(self.options.stall_s) for engine in self.fleet.engines):
             return "an engine does not answer"
-        return ""
+        return self.group.fault() if self.group is not None else ""
 
     def update_state(self) -> None:
         if self.fleet.dead is not None:
             self.state = "failed"
-        elif self.state == "starting" and self.text is not None and self.fleet.all_ready:
+        elif (
+            self.state == "starting"
+            and self.text is not None
+            and self.fleet.all_ready
+            and (self.group is None or self.group.may_serve())
+        ):
             self.state = "ready"
 
     def check_model(self, name: str | None) -> str:
@@ -177,9 +186,31 @@ class Front:
         if least > limit:
             raise ContextLength(f"{name} has over {least} tokens; the context holds {limit}", param=name)
 
+    def new_id(self, prefix: str) -> str:
+        """Unguessable, and names this front."""
+        return new_id(prefix, self.options.front)
+
+    async def elsewhere(self, request: web.Request, name: str | None) -> web.StreamResponse | None:
+        """The answer of the front that owns `name`, where that is another one."""
+        if self.group is None or not name or came_from_a_front(request):
+            return None
+        owner = self.group.owner(name)
+        return None if owner is None else await self.group.forward(request, owner)
+
+    def figures(self) -> FrontFigures:
+        figures = self.metrics.figures()
+        figures.jobs = len(self.jobs)
+        figures.loads = [EngineLoad(e.engine, e.load, e.waiting, e.queued_tokens) for e in self.fleet.engines]
+        return figures
+
+    def fail_all(self, why: str) -> None:
+        """Ends every stream with an error."""
+        for engine in self.fleet.engines:
+            engine.fail_all(EngineFault(why, code="server_failed"))
+
     def new_job(self, prefix: str, request: web.Request) -> Job:
         job = Job(
-            f"{prefix}{secrets.token_hex(16)}",
+            self.new_id(prefix),
             request[CALLER].owner,
             self.metrics,
             frozenset(self.facts.eos_ids),

@@ -1,28 +1,21 @@
-"""What is counted, and how it is exposed: Prometheus text, rolling latency windows, one JSON line a request.
+"""What a front counts: totals and histograms, rolling latency windows, one JSON line a request.
 
-Names are `tsd:` with vLLM's suffixes. Hot counters are plain Python numbers; they become Prometheus families only
-when `/metrics` is read. Engine counters come from their heartbeats.
+Hot counters are plain Python numbers; `figures.py` adds them up over fronts and `exposition.py` words them.
 """
 
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
-from itertools import accumulate
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
-from prometheus_client.registry import Collector
 
 from tsd.api.errors import ApiError
+from tsd.api.figures import FrontFigures, Histogram, Sketch
 
 if TYPE_CHECKING:
-    from tsd.api.routing import Fleet
     from tsd.api.sequence import Sequence
     from tsd.api.tracing import Tracer
 
@@ -76,25 +69,6 @@ WINDOW_S = 60.0
 WINDOW_MAX = 20_000
 
 
-class Histogram:
-    """Counts per bucket. `observe` is some 200 ns."""
-
-    __slots__ = ("bounds", "counts", "total")
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.total = 0.0
-
-    def observe(self, value: float, times: int = 1) -> None:
-        self.counts[bisect_left(self.bounds, value)] += times
-        self.total += value * times
-
-    def buckets(self) -> list[tuple[str, float]]:
-        bounds = [*(f"{bound:g}" for bound in self.bounds), "+Inf"]
-        return list(zip(bounds, map(float, accumulate(self.counts)), strict=True))
-
-
 class Window:
     """Values of the last WINDOW_S seconds, at most WINDOW_MAX of them."""
 
@@ -104,23 +78,18 @@ class Window:
     def add(self, now: float, value: float) -> None:
         self._values.append((now, value))
 
-    def percentiles(self, now: float) -> dict[str, float] | None:
+    def sketch(self, now: float) -> Sketch:
         values = self._values
         while values and values[0][0] < now - WINDOW_S:
             values.popleft()
-        if not values:
-            return None
-        ordered = sorted(value for _, value in values)
-        last = len(ordered) - 1
-        return {name: ordered[round(share * last)] for name, share in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))}
+        return Sketch.of([value for _, value in values])
 
 
-class Metrics(Collector):
+class Metrics:
     """One per front."""
 
     def __init__(self, model_name: str) -> None:
         self.model_name = model_name
-        self.fleet: Fleet | None = None
         self.log_requests = True
         self.tracer: Tracer | None = None
         self.requests = 0
@@ -129,20 +98,18 @@ class Metrics(Collector):
         self.http: Counter[tuple[str, int]] = Counter()
         self.prompt_tokens = self.generation_tokens = self.cached_tokens = self.retractions = 0
         self.histograms = {
-            "time_to_first_token_seconds": Histogram(_SECONDS),
-            "inter_token_latency_seconds": Histogram(_GAPS),
-            "request_time_per_output_token_seconds": Histogram(_GAPS),
-            "e2e_request_latency_seconds": Histogram(_SECONDS),
-            "request_queue_time_seconds": Histogram(_SECONDS),
-            "request_prefill_time_seconds": Histogram(_SECONDS),
-            "request_decode_time_seconds": Histogram(_SECONDS),
-            "request_prompt_tokens": Histogram(_TOKENS),
-            "request_generation_tokens": Histogram(_TOKENS),
+            "time_to_first_token_seconds": Histogram.empty(_SECONDS),
+            "inter_token_latency_seconds": Histogram.empty(_GAPS),
+            "request_time_per_output_token_seconds": Histogram.empty(_GAPS),
+            "e2e_request_latency_seconds": Histogram.empty(_SECONDS),
+            "request_queue_time_seconds": Histogram.empty(_SECONDS),
+            "request_prefill_time_seconds": Histogram.empty(_SECONDS),
+            "request_decode_time_seconds": Histogram.empty(_SECONDS),
+            "request_prompt_tokens": Histogram.empty(_TOKENS),
+            "request_generation_tokens": Histogram.empty(_TOKENS),
         }
         self._gaps = self.histograms["inter_token_latency_seconds"]
         self.windows = {name: Window() for name in ("ttft_ms", "tpot_ms", "queue_ms", "e2e_ms")}
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
 
     # What happens, as it happens.
 
@@ -168,9 +135,22 @@ class Metrics(Collector):
     def on_aborted(self, sequence: Sequence) -> None:
         self._count(sequence, "abort")
 
-    def latency(self) -> dict[str, Any]:
+    def latency(self) -> dict[str, Sketch]:
+        """Of each window, in milliseconds."""
         now = monotonic()
-        return {"window_s": WINDOW_S, **{name: window.percentiles(now) for name, window in self.windows.items()}}
+        return {name: window.sketch(now) for name, window in self.windows.items()}
+
+    def figures(self) -> FrontFigures:
+        return FrontFigures(
+            requests=self.requests,
+            streams_open=self.streams_open,
+            prompt_tokens=self.prompt_tokens,
+            generation_tokens=self.generation_tokens,
+            cached_tokens=self.cached_tokens,
+            finished_by=dict(self.finished_by),
+            http=[(route, status, count) for (route, status), count in self.http.items()],
+            histograms=self.histograms,
+        )
 
     def _count(self, sequence: Sequence, reason: str, error: ApiError | None = None) -> None:
         now = monotonic()
@@ -203,119 +183,6 @@ class Metrics(Collector):
             self.tracer.record(sequence, reason, now)
         if self.log_requests and request_log.isEnabledFor(logging.INFO):
             request_log.info("%s", _line(sequence, reason, total, waited, decode, error))
-
-    # Exposition.
-
-    def exposition(self) -> bytes:
-        return generate_latest(self._registry)
-
-    def describe(self) -> Iterable[Any]:
-        return []
-
-    def collect(self) -> Iterator[Any]:
-        names = ["model_name"]
-        base = [self.model_name]
-        yield _counter(
-            "request_success",
-            "Requests by how they ended",
-            ["model_name", "finished_reason"],
-            [([self.model_name, reason], count) for reason, count in self.finished_by.items()],
-        )
-        yield _counter("prompt_tokens", "Prompt tokens of requests that ran", names, [(base, self.prompt_tokens)])
-        yield _counter("generation_tokens", "Tokens generated", names, [(base, self.generation_tokens)])
-        yield _counter("prompt_tokens_cached", "Prompt tokens found in a cache", names, [(base, self.cached_tokens)])
-        yield _counter(
-            "http_requests",
-            "HTTP requests",
-            ["route", "status"],
-            [([route, str(status)], count) for (route, status), count in self.http.items()],
-        )
-        for name, histogram in self.histograms.items():
-            family = HistogramMetricFamily(f"tsd:{name}", name.replace("_", " "), labels=names)
-            family.add_metric(base, buckets=histogram.buckets(), sum_value=histogram.total)
-            yield family
-        if self.fleet is not None:
-            yield from _engines(self.fleet, self.model_name)
-
-
-_BEAT_COUNTERS = {
-    "prefix_cache_queries": "Prompt tokens looked up in the prefix cache",
-    "prefix_cache_hits": "Prompt tokens found in the prefix cache",
-    "num_retractions": "Requests put back because memory ran out",
-    "spec_decode_num_drafts": "Draft rounds",
-    "spec_decode_num_draft_tokens": "Drafted tokens",
-    "spec_decode_num_accepted_tokens": "Drafted tokens that were kept",
-    "compilations_after_ready": "Kernels compiled after the engine was ready",
-}
-
-
-def _engines(fleet: Fleet, model: str) -> Iterator[Any]:
-    labels = ["model_name", "engine"]
-    up, running, waiting, usage, start = (
-        GaugeMetricFamily(f"tsd:{name}", text, labels=labels)
-        for name, text in (
-            ("engine_up", "1 while the engine answers"),
-            ("num_requests_running", "Requests in the batch"),
-            ("num_requests_waiting", "Requests in the queue"),
-            ("kv_cache_usage_perc", "Share of KV pages in use, 0 to 1"),
-            ("startup_time_seconds", "Launch to ready"),
-        )
-    )
-    info = InfoMetricFamily("tsd:cache_config", "Sizes of the KV cache", labels=labels)
-    counters = {name: CounterMetricFamily(f"tsd:{name}", text, labels=labels) for name, text in _BEAT_COUNTERS.items()}
-    steps = HistogramMetricFamily("tsd:iteration_tokens_total", "Tokens of a step", labels=labels)
-    others: dict[str, GaugeMetricFamily] = {}
-    for engine in fleet.engines:
-        label = [model, str(engine.engine)]
-        alive = engine.state == "ready"
-        up.add_metric(label, float(alive))
-        beat = engine.beat
-        running.add_metric(label, beat.running if beat and alive else 0)
-        waiting.add_metric(label, beat.waiting if beat and alive else 0)
-        stats = dict(beat.stats) if beat else {}
-        usage.add_metric(label, stats.pop("kv_cache_usage_perc", 0.0) if alive else 0.0)
-        for name, family in counters.items():
-            if name in stats:
-                family.add_metric(label, stats.pop(name))
-        _step_tokens(steps, label, stats)
-        for name, value in stats.items():
-            if name.isidentifier():
-                if name not in others:
-                    others[name] = GaugeMetricFamily(f"tsd:engine_{name}", "From the engine's heartbeat", labels=labels)
-                others[name].add_metric(label, value)
-        if engine.ready is not None:
-            start.add_metric(label, engine.ready.startup_s)
-            facts = engine.ready
-            info.add_metric(
-                label,
-                {
-                    "page_size": str(facts.page_size),
-                    "num_pages": str(facts.num_pages),
-                    "dtype": facts.dtype,
-                    "device": facts.device,
-                    "max_model_len": str(facts.max_model_len),
-                },
-            )
-    yield from (up, running, waiting, usage, start, info, steps, *counters.values(), *others.values())
-
-
-def _step_tokens(family: HistogramMetricFamily, label: list[str], stats: dict[str, float]) -> None:
-    """The histogram that a heartbeat holds as `iteration_tokens_total/<le>` counts, smallest bucket first."""
-    prefix = "iteration_tokens_total/"
-    total = stats.get(f"{prefix}sum")
-    edges = [name for name in stats if name.startswith(prefix) and name != f"{prefix}sum"]
-    if total is None or not edges:
-        return
-    counts = accumulate(stats[name] for name in edges)
-    buckets = [(name.removeprefix(prefix), count) for name, count in zip(edges, counts, strict=True)]
-    family.add_metric(label, buckets=buckets, sum_value=total)
-
-
-def _counter(name: str, text: str, labels: list[str], values: list[tuple[list[str], float]]) -> CounterMetricFamily:
-    family = CounterMetricFamily(f"tsd:{name}", text, labels=labels)
-    for label, value in values:
-        family.add_metric(label, value)
-    return family
 
 
 def _ms(seconds: float) -> float:

@@ -64,6 +64,11 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     cors_origins: tuple[str, ...] = ()
     tls_certificate: str = ""
     tls_key: str = ""
+    front: int = 0
+    """This front's number among `fronts`; the first leads."""
+    fronts: int = 1
+    runtime_dir: str = ""
+    """Private folder with the sockets between fronts; needed where there are several."""
     handle_signals: bool = True
     """SIGTERM and SIGINT drain; a second one forces."""
     freeze_gc: bool = True

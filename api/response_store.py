@@ -27,16 +27,19 @@ class Stored:
 class ResponseStore:
     """Oldest first out. Only its owner sees a response."""
 
-    def __init__(self) -> None:
+    def __init__(self, fronts: int = 1) -> None:
+        """One of `fronts` stores that share the bounds."""
+        self._most = MAX_RESPONSES // fronts
+        self._most_bytes = MAX_BYTES // fronts
         self._kept: OrderedDict[str, Stored] = OrderedDict()
         self._bytes = 0
 
     def put(self, name: str, stored: Stored) -> None:
-        if stored.size > MAX_BYTES:
+        if stored.size > self._most_bytes:
             return
         self._kept[name] = stored
         self._bytes += stored.size
-        while len(self._kept) > MAX_RESPONSES or self._bytes > MAX_BYTES:
+        while len(self._kept) > self._most or self._bytes > self._most_bytes:
             _, old = self._kept.popitem(last=False)
             self._bytes -= old.size
 

@@ -1,7 +1,8 @@
 """Runs one front from a listening socket and engine endpoints to its exit code.
 
 The caller (the supervisor) binds the port and starts the engines; `run` answers from its first moment: `/health`
-and `/ready` say what the engines are doing while they load.
+and `/ready` say what the engines are doing while they load. Of several fronts the first (the lead) decides when the
+server is ready, drains and ends; a member lives until its lead is done.
 """
 
 from __future__ import annotations
@@ -22,9 +23,14 @@ from aiohttp import web
 from tsd.api.app import make_app
 from tsd.api.engines import EngineClient
 from tsd.api.front import Front
+from tsd.api.fronts import whole
+from tsd.api.fronts.group import http_socket
+from tsd.api.fronts.lead import Lead
+from tsd.api.fronts.member import Member
 from tsd.api.listener import Listener
 from tsd.api.metrics import Metrics, request_log
 from tsd.api.options import EngineEndpoint, ServerOptions
+from tsd.api.response_store import ResponseStore
 from tsd.api.routes.admin import SNAPSHOTS
 from tsd.api.routing import Fleet
 from tsd.api.streaming import Outbox
@@ -60,10 +66,12 @@ class Hooks:
     on_ready: Callable[[], None] = _nothing
     """Once, when requests are taken."""
     on_fault: Callable[[int, str], None] = _nothing
-    """An engine died or the tokenizer could not be read (engine −1)."""
+    """An engine died, or (engine −1) the tokenizer could not be read or another front is gone."""
     on_draining: Callable[[], None] = _nothing
     stop: asyncio.Event | None = None
     """Set it to drain and return, in place of a signal."""
+    lost: asyncio.Future[str] | None = None
+    """Resolved by the supervisor with what it lost: a front that died, however far it had come."""
 
 
 async def run(
@@ -89,13 +97,30 @@ class _Server:
         for client in clients:
             client.on_progress = hooks.on_progress
         fleet = Fleet(clients, options.limits)
-        self.front = Front(options, fleet, outbox, Metrics(options.name))
-        self.front.metrics.fleet = fleet
+        responses = ResponseStore(options.fronts)
+        self.front = Front(options, fleet, outbox, Metrics(options.name), responses=responses)
+        self._lead: Lead | None = None
+        self._member: Member | None = None
+        self.front.metrics.log_requests = bool(options.request_log)
+        if options.fronts > 1:
+            self._join(options)
         if options.otlp_traces_endpoint:
             self.front.metrics.tracer = Tracer(options.otlp_traces_endpoint, options.name)
         self.front.idle.set()
         self._told_ready = False
+        self._fault = ""
         self._closing = False
+
+    def _join(self, options: ServerOptions) -> None:
+        """The group of fronts."""
+        folder, count = options.runtime_dir, options.fronts
+        if options.front == 0:
+            self.front.group = self._lead = Lead(folder, count, options.stall_s)
+            self._lead.on_lost = self._lost
+        else:
+            self.front.group = self._member = Member(folder, options.front, count, options.stall_s)
+            self._member.acts.update(whole.acts(self.front))
+        self.front.group.on_change = self._group_changed
 
     async def run(self, listen_socket: socket.socket) -> int:
         handler = _set_request_log(self._options)
@@ -113,8 +138,16 @@ class _Server:
         listener = Listener(runner.server, self._options.limits.header_seconds)
         self.front.heard = listener.heard
         await listener.start(listen_socket, _tls(self._options))
+        if self._options.fronts > 1:
+            await web.UnixSite(runner, http_socket(self._options.runtime_dir, self._options.front)).start()
+        if self._lead is not None:
+            await self._lead.listen()
         tasks = [asyncio.create_task(client.connect(self._hooks.engine_alive)) for client in self.front.fleet.engines]
         tasks.append(asyncio.create_task(self._load_text()))
+        if self._member is not None:
+            tasks.append(asyncio.create_task(self._member.connect()))
+        if self._hooks.lost is not None:
+            self._hooks.lost.add_done_callback(self._on_lost)
         tracer = self.front.metrics.tracer
         if tracer is not None:
             tasks.append(asyncio.create_task(tracer.run()))
@@ -133,6 +166,8 @@ class _Server:
                 await tracer.close()
             if self.front.grammars is not None:
                 await self.front.grammars.close()
+            if self.front.group is not None:
+                await self.front.group.close()
             await runner.cleanup()
             for client in self.front.fleet.engines:
                 client.close()
@@ -142,25 +177,29 @@ class _Server:
         return code
 
     async def _until_told(self) -> int:
-        external = self._hooks.stop
-        waits = [
-            asyncio.create_task(event.wait()) for event in (self._stop, self._faulted, external) if event is not None
-        ]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
+        ended = None if self._member is None else self._member.ended
+        events = (self._stop, self._faulted, self._hooks.stop, ended)
+        await _first([event for event in events if event is not None])
         if self._faulted.is_set():
-            await asyncio.sleep(FAULT_LINGER_S)
-            return EXIT_FAULT
+            return await self._fail()
+        if self._member is not None:
+            return EXIT_OK  # the lead has drained, or is gone
         return await self._drain()
+
+    async def _fail(self) -> int:
+        """Streams get their error and probes see 503, for a moment."""
+        if self._member is not None:
+            self._member.tell_broken(self._fault)
+            await _first([self._member.ended], FAULT_LINGER_S + 1.0)
+            return EXIT_FAULT
+        await whole.fail_all(self.front, self._fault)
+        await asyncio.sleep(FAULT_LINGER_S)
+        return EXIT_FAULT
 
     async def _drain(self) -> int:
         """No new requests; those in flight end, or are cut off after drain_s or by a second signal."""
-        self.front.state = "draining"
         self._hooks.on_draining()
-        done = asyncio.create_task(self.front.idle.wait())
+        done = asyncio.create_task(whole.drain(self.front))
         force = asyncio.create_task(self._force.wait())
         fault = asyncio.create_task(self._faulted.wait())
         try:
@@ -181,8 +220,26 @@ class _Server:
         if client.state == "dead":
             log.error("engine %d is dead: %s", client.engine, client.fault)
             self._hooks.on_fault(client.engine, client.fault)
+            self._fault = f"engine {client.engine}: {client.fault}"
             self._faulted.set()
         self._tell_ready()
+
+    def _group_changed(self) -> None:
+        self.front.update_state()
+        self._tell_ready()
+
+    def _on_lost(self, lost: asyncio.Future[str]) -> None:
+        if not lost.cancelled():
+            self._lost(lost.result())
+
+    def _lost(self, why: str) -> None:
+        """Another front is gone: the server ends as for this one."""
+        if self._closing or self._faulted.is_set():
+            return
+        self.front.state = "failed"
+        self._hooks.on_fault(-1, why)
+        self._fault = "a front process of the server died"
+        self._faulted.set()
 
     def _tell_ready(self) -> None:
         if self.front.state == "ready" and not self._told_ready:
@@ -200,6 +257,7 @@ class _Server:
             log.error("the tokenizer or chat template cannot be used: %s", error)
             self._hooks.on_fault(-1, str(error))
             self.front.state = "failed"
+            self._fault = f"the tokenizer or chat template cannot be used: {error}"
             self._faulted.set()
         self._tell_ready()
 
@@ -221,6 +279,15 @@ class _Server:
         finally:
             for number in numbers:
                 loop.remove_signal_handler(number)
+
+
+async def _first(events: list[asyncio.Event], timeout_s: float | None = None) -> None:
+    waits = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
 
 
 def _tls(options: ServerOptions) -> ssl.SSLContext | None:

@@ -14,6 +14,7 @@ import msgspec
 from tsd.api.engines import EngineClient
 from tsd.api.errors import ApiError
 from tsd.api.front import Front
+from tsd.api.fronts import whole
 from tsd.api.gpus import GpuReader
 
 VERSION = 1
@@ -57,7 +58,8 @@ class Snapshots:
     async def take(self) -> dict[str, Any]:
         engines = await asyncio.gather(*(self._engine(engine) for engine in self._front.fleet.engines))
         gpus = await asyncio.get_running_loop().run_in_executor(None, self._gpus.read)
-        return {"version": VERSION, "time": time.time(), **self._server(), "gpus": gpus, "engines": engines}
+        server = await self._server()
+        return {"version": VERSION, "time": time.time(), **server, "gpus": gpus, "engines": engines}
 
     async def _poll(self) -> None:
         loop = asyncio.get_running_loop()
@@ -82,10 +84,10 @@ class Snapshots:
         ]
         watcher.newest.put_nowait(msgspec.json.encode({**snapshot, "engines": engines}))
 
-    def _server(self) -> dict[str, Any]:
+    async def _server(self) -> dict[str, Any]:
         front = self._front
-        options, metrics = front.options, front.metrics
-        by = metrics.finished_by
+        options, figures = front.options, await whole.figures(front)
+        by = figures.finished_by
         scheme = "https" if options.tls_certificate else "http"
         return {
             "uptime_s": round(time.time() - front.started_at, 3),
@@ -96,14 +98,14 @@ class Snapshots:
                 "state": "failed" if front.fault() else front.state,
                 "url": f"{scheme}://{options.host}:{options.port}",
                 "slo": options.slo,
-                "latency": metrics.latency(),
+                "latency": await whole.latency(front),
                 "counters": {
-                    "requests": metrics.requests,
-                    "finished": by["stop"] + by["length"] + by["tool_calls"],
-                    "aborted": by["abort"],
-                    "refused": by["refused"],
-                    "failed": by["error"],
-                    "streams_open": metrics.streams_open,
+                    "requests": figures.requests,
+                    "finished": sum(by.get(reason, 0) for reason in ("stop", "length", "tool_calls")),
+                    "aborted": by.get("abort", 0),
+                    "refused": by.get("refused", 0),
+                    "failed": by.get("error", 0),
+                    "streams_open": figures.streams_open,
                 },
             },
         }
@@ -119,14 +121,7 @@ class Snapshots:
             payload = msgspec.json.decode(await engine.command("snapshot", timeout_s=2.0))
         except (ApiError, msgspec.DecodeError) as error:
             return {**base, "state": "stuck", "error": str(error)}
-        if not isinstance(payload, dict):
-            return base
-        for row in payload.get("requests") or []:
-            row[0] = engine.name_of(row[0])
-        for event in payload.get("events") or []:
-            if len(event) > 2:
-                event[2] = engine.name_of(event[2])
-        return {**base, **payload}
+        return {**base, **payload} if isinstance(payload, dict) else base
 
 
 VERSION_TEXT = "0.1.0"

@@ -119,7 +119,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("api-key", str, (), "key that clients must send; repeat for several", SERVER, repeat=True, secret=True),
     Option("admin-key", str, "", "key for the admin routes and the console", SERVER, secret=True),
     Option("cache-salt-per-key", bool, False, "keep the cached prefixes of each API key apart", SERVER),
-    Option("api-workers", positive, 1, "front processes that share the port (only 1 today)", SERVER),
+    Option("api-workers", positive, 1, "front processes that share the port", SERVER),
     Option("cors-origin", str, (), "origin that browsers may call from; repeat for several", SERVER, repeat=True),
     Option("tls-certfile", str, "", "certificate chain (PEM)", SERVER),
     Option("tls-keyfile", str, "", "private key (PEM)", SERVER),

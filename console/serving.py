@@ -1,4 +1,4 @@
-"""Runs the front and its engines together until one of them ends."""
+"""Runs the fronts and their engines together until one of them ends. The first front runs in this process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tsd.console.errors import UsageError
 from tsd.console.options import Settings
 from tsd.engine.config import EngineConfig
 from tsd.engine.protocol import Progress, Ready
-from tsd.engine.supervisor import EngineExit, Supervisor
+from tsd.engine.supervisor import ChildExit, ChildProcess, Supervisor
 
 EXIT_ENGINE = 1
 
@@ -47,7 +47,14 @@ def server_options(settings: Settings, model: str, address: tuple[str, int]) -> 
         tls_certificate=value["tls_certfile"],
         tls_key=value["tls_keyfile"],
         limits=limits(value["limit"], value["max_queued_requests"], value["max_queued_tokens"]),
+        fronts=value["api_workers"],
     )
+
+
+def options_of_front(options: ServerOptions, number: int, folder: str) -> ServerOptions:
+    """One front's part: memory bounds are shared out, queue bounds are the engines' to count."""
+    share = msgspec.structs.replace(options.limits, bodies_bytes=options.limits.bodies_bytes // options.fronts)
+    return msgspec.structs.replace(options, front=number, runtime_dir=folder, limits=share, handle_signals=number == 0)
 
 
 def limits(changes: Sequence[str], queued_requests: int, queued_tokens: int) -> Limits:
@@ -71,10 +78,14 @@ def limits(changes: Sequence[str], queued_requests: int, queued_tokens: int) -> 
 
 
 async def run_server(
-    settings: Settings, configs: list[EngineConfig], model: str, listener: socket.socket, display: StartDisplay
+    settings: Settings,
+    configs: list[EngineConfig],
+    model: str,
+    listeners: list[socket.socket],
+    display: StartDisplay,
 ) -> int:
-    """Serves until told to stop, or until an engine ends. Returns the process's exit code."""
-    address = listener.getsockname()[:2]
+    """Serves until told to stop, or until an engine or a front ends. Returns the process's exit code."""
+    address = listeners[0].getsockname()[:2]
     options = server_options(settings, model, address)
     scheme = "https" if options.tls_certificate else "http"
     host = f"[{address[0]}]" if ":" in address[0] else address[0]
@@ -82,12 +93,15 @@ async def run_server(
     display.note(f"port     listening on {url}")
     code = EXIT_ENGINE
     async with Supervisor(configs) as supervisor:
-        ended: dict[int, EngineExit] = {}
+        ended: dict[str, ChildExit] = {}
+        lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
         async def watch() -> None:
-            for engine in asyncio.as_completed([engine.wait() for engine in supervisor.engines]):
-                exit_ = await engine
-                ended[exit_.engine] = exit_
+            for child in asyncio.as_completed([child.wait() for child in supervisor.children]):
+                exit_ = await child
+                ended[exit_.name] = exit_
+                if exit_.name.startswith("front") and not lost.done():
+                    lost.set_result(str(exit_))
 
         def progress(engine: int, message: Progress) -> None:
             display.progress(engine, message.phase, message.detail, message.fraction)
@@ -96,17 +110,28 @@ async def run_server(
             display.engine_ready(engine, ready.model, ready.device, ready.dtype, ready.max_total_tokens)
 
         hooks = Hooks(
-            engine_alive=lambda engine: engine not in ended,
+            engine_alive=lambda engine: f"engine {engine}" not in ended,
             on_progress=progress,
             on_engine_ready=engine_ready,
             on_ready=lambda: display.note(f"ready    {url}/v1  (Ctrl-C stops)"),
             on_fault=lambda engine, text: display.fault(engine, text),
             on_draining=lambda: display.note("drain    no new requests; a second signal stops at once"),
         )
-        watching = asyncio.create_task(watch())
+        hooks.lost = lost
         endpoints = [EngineEndpoint(engine.config.engine, engine.socket_path) for engine in supervisor.engines]
+        folder = str(supervisor.folder)
+        for number, listener in enumerate(listeners[1:], 1):
+            with listener:  # the child has its own; a copy here would take connections that nobody answers
+                order = {
+                    "options": options_of_front(options, number, folder),
+                    "engines": endpoints,
+                    "listen_fd": listener.fileno(),
+                }
+                child = ChildProcess(f"front {number}", "tsd.api.fronts.process", (), order)
+                await supervisor.adopt(child, (listener.fileno(),))
+        watching = asyncio.create_task(watch())
         try:
-            code = await run(options, endpoints, listener, hooks)
+            code = await run(options_of_front(options, 0, folder), endpoints, listeners[0], hooks)
         finally:
             if code not in (0, EXIT_ENGINE):
                 supervisor.kill()

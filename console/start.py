@@ -22,6 +22,8 @@ from tsd.console.errors import CommandError, UsageError
 from tsd.console.options import Settings
 from tsd.engine.config import EngineConfig
 
+MAX_FRONTS = 64
+
 DESCRIPTION = """Serves MODEL over an OpenAI-compatible API.
 
 MODEL is a GGUF file or a folder in Hugging Face layout (config.json, *.safetensors, tokenizer.json). Without it the
@@ -58,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
             model = str(default_model.fetch())
         return dry_run(settings, engine_configs(settings, model, gpus)[0])
     # The port comes first: a conflict must not be found out after the weights have loaded.
-    listener = bind(settings["host"].value, settings["port"].value)
+    listeners = bind(settings["host"].value, settings["port"].value, settings["api_workers"].value)
     if not model:
         if not default_model.path().exists():
             say(0.0, f"fetching the default model, {default_model.NAME}")
@@ -69,8 +71,8 @@ def main(argv: Sequence[str]) -> int:
     if known.console:
         key = settings["admin_key"].value
         scheme = "https" if settings["tls_certfile"].value else "http"
-        return with_console(listener, scheme, key, lambda: serve(settings, configs, model, listener))
-    return serve(settings, configs, model, listener)
+        return with_console(listeners, scheme, key, lambda: serve(settings, configs, model, listeners))
+    return serve(settings, configs, model, listeners)
 
 
 def refuse_unsupported(settings: Settings) -> None:
@@ -80,8 +82,8 @@ def refuse_unsupported(settings: Settings) -> None:
     for key in ("enable_expert_parallel", "moe_backend"):
         if settings[key].value:
             raise UsageError(f"--{options.BY_KEY[key].name} is not supported yet: no model with experts is")
-    if settings["api_workers"].value > 1:
-        raise UsageError("--api-workers over 1 is not supported yet: one front streams over 100,000 tokens a second")
+    if settings["api_workers"].value > MAX_FRONTS:
+        raise UsageError(f"--api-workers must be at most {MAX_FRONTS}")
     if bool(settings["tls_certfile"].value) != bool(settings["tls_keyfile"].value):
         raise UsageError("--tls-certfile and --tls-keyfile go together")
 
@@ -109,26 +111,38 @@ def engine_configs(settings: Settings, model: str, gpus: tuple[int, ...]) -> lis
     return [EngineConfig(**shared, device=f"cuda:{gpu}", engine=i) for i, gpu in enumerate(gpus)]
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises CommandError naming the address."""
+def bind(host: str, port: int, count: int = 1) -> list[socket.socket]:
+    """`count` listening sockets on one port, over which the kernel spreads connections. Raises CommandError naming
+    the address."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(4096)
-        listener.setblocking(False)
-        return listener
+        first = _listening(family, (host, port), shared=False)
+        # Only now, bound alone: a second server on the port must fail, not take a share of the connections.
+        if count > 1:
+            first.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        address = first.getsockname()
+        return [first, *(_listening(family, address, shared=True) for _ in range(count - 1))]
     except OSError as error:
         raise CommandError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
 
 
-def serve(settings: Settings, configs: list[EngineConfig], model: str, listener: socket.socket) -> int:
+def _listening(family: int, address: Any, shared: bool) -> socket.socket:
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    listener.bind(address)
+    listener.listen(4096)
+    listener.setblocking(False)
+    return listener
+
+
+def serve(settings: Settings, configs: list[EngineConfig], model: str, listeners: list[socket.socket]) -> int:
     import uvloop
 
     from tsd.console.serving import run_server
 
-    return uvloop.run(run_server(settings, configs, model, listener, StartDisplay(len(configs))))
+    return uvloop.run(run_server(settings, configs, model, listeners, StartDisplay(len(configs))))
 
 
 def dry_run(settings: Settings, config: EngineConfig) -> int:
@@ -147,9 +161,9 @@ def dry_run(settings: Settings, config: EngineConfig) -> int:
     return subprocess.run(command, check=False, env={**os.environ, "PYTHONSAFEPATH": "1"}).returncode
 
 
-def with_console(listener: socket.socket, scheme: str, admin_key: str, serve_now: Callable[[], int]) -> int:
+def with_console(listeners: list[socket.socket], scheme: str, admin_key: str, serve_now: Callable[[], int]) -> int:
     """Opens the console in this terminal and serves behind it; the server's own lines go to a file."""
-    host, port = listener.getsockname()[:2]
+    host, port = listeners[0].getsockname()[:2]
     log_file, log_path = tempfile.mkstemp(prefix="tsd-", suffix=".log")
     child = os.fork()
     if child == 0:
@@ -158,7 +172,8 @@ def with_console(listener: socket.socket, scheme: str, admin_key: str, serve_now
         os.setsid()
         os._exit(serve_now())
     os.close(log_file)
-    listener.close()
+    for listener in listeners:
+        listener.close()
     from tsd.console.app import main as console_main
 
     try:

@@ -85,7 +85,7 @@ class Engine:
             self.scheduler.adopt_disk(parts.disk.stored_keys())
         self.grammars = GrammarIntake(parts.vocab_size)
         self.requests = LiveRequests(self.scheduler, parts.vocab_size, self.grammars, self.kick)
-        self.operator_view = OperatorView(self.scheduler, clock)
+        self.operator_view = OperatorView(self.scheduler, self.requests.names, clock)
         self.trace = Trace(config.trace, config.engine) if config.trace else None
         self.events = KvEventFeed(self.scheduler, events, memory.page_size, config.engine) if events else None
         self.loop = StepLoop(self.scheduler, parts.executor, self.requests, on_fault, clock, self.trace, self.events)
@@ -94,7 +94,7 @@ class Engine:
             "resume": self._resume,
             "drain": self._drain,
             "flush_cache": self._flush_cache,
-            "abort": self._abort_by_id,
+            "abort": self._abort_by_name,
             "snapshot": lambda _: msgspec.json.encode(self.snapshot()),
             "requests": self._request_detail,
             "pages": self._pages,
@@ -220,22 +220,22 @@ class Engine:
             self.events.cleared()
         return b"{}"
 
-    def _abort_by_id(self, argument: str) -> bytes:
-        key = _number(argument)
-        found = self.scheduler.abort(key, self.clock())
+    def _abort_by_name(self, name: str) -> bytes:
+        found = [self.scheduler.abort(key, self.clock()) for key in self.requests.names.keys_of(name)]
         self.loop.kick()
-        if not found:
-            raise ValueError(f"no request {argument} is running here")
+        if not any(found):
+            raise ValueError(f"no request {name} is running here")
         return b"{}"
 
-    def _request_detail(self, argument: str) -> bytes:
-        key = _number(argument)
-        timeline = self.operator_view.timeline(key)
-        if timeline is None:
-            raise ValueError(f"no request {argument} is known here")
+    def _request_detail(self, name: str) -> bytes:
+        """The first sequence's, where a request has several."""
+        key = next(iter(self.requests.names.keys_of(name)), None)
+        timeline = self.operator_view.timeline(key) if key is not None else None
+        if key is None or timeline is None:
+            raise ValueError(f"no request {name} is known here")
         live = self.requests.find(key)
         detail = {
-            "id": key,
+            "id": name,
             "state": self.scheduler.state_of(key) or "finished",
             "client": live.submit.client if live is not None else "",
             "timeline": timeline,

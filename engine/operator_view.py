@@ -1,6 +1,6 @@
 """What the admin snapshot says of single requests, prefixes, events and kernels: the scheduler's words made the wire's.
 
-Owns the translation of ids and clocks. Knows nothing about sockets and JSON.
+Owns the translation of keys to names, and of clocks. Knows nothing about sockets and JSON.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tsd.engine.requests import ID_MASK
+from tsd.engine.names import RequestNames
 from tsd.scheduler.core import Scheduler
 from tsd.scheduler.view import hot_prefixes, page_detail, request_rows
 
@@ -20,8 +20,15 @@ MAX_PREFIXES = 16
 class OperatorView:
     """`clock` is the scheduler's; `wall` gives Unix seconds."""
 
-    def __init__(self, scheduler: Scheduler, clock: Callable[[], float], wall: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        names: RequestNames,
+        clock: Callable[[], float],
+        wall: Callable[[], float] = time.time,
+    ) -> None:
         self._scheduler = scheduler
+        self._names = names
         self._clock = clock
         self._wall = wall
 
@@ -33,7 +40,7 @@ class OperatorView:
             "requests": [self._row(row) for row in request_rows(self._scheduler, now, MAX_REQUESTS)],
             "prefixes": hot_prefixes(self._scheduler, MAX_PREFIXES),
             "events": [
-                [round(at + shift, 3), kind, _front_number(key), cause, text]
+                [round(at + shift, 3), kind, self._names.of(key), cause, text]
                 for at, kind, key, cause, text in self._scheduler.journal.take_events()
             ],
         }
@@ -50,17 +57,11 @@ class OperatorView:
         """Raises ValueError for a bin that does not exist."""
         detail = page_detail(self._scheduler, page_bin)
         for page in detail["pages"]:
-            page["owners"] = [_front_number(key) for key in page["owners"]]
+            page["owners"] = [self._names.of(key) for key in page["owners"]]
         return detail
 
-    @staticmethod
-    def _row(row: Sequence[Any]) -> list[Any]:
+    def _row(self, row: Sequence[Any]) -> list[Any]:
         key, state, age, prompt, cached, output, speed, retractions, priority, live = row
         client = live.submit.client if live is not None else ""
         numbers = [prompt, cached, output, round(speed, 2), retractions, priority]
-        return [_front_number(key), state, round(age, 3), *numbers, client]
-
-
-def _front_number(key: int) -> int | None:
-    """The number by which its front knows a request; None for an event of no request."""
-    return key & ID_MASK if key >= 0 else None
+        return [self._names.of(key), state, round(age, 3), *numbers, client]

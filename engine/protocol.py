@@ -2,7 +2,8 @@
 
 Every message is a tagged `msgspec.Struct` encoded as msgpack and framed by a 4-byte little-endian length on a
 Unix stream socket. Arrays travel as raw little-endian bytes (`array('q').tobytes()`), never as lists of boxed
-integers. A front numbers its own requests: an id is unique per connection while the request lives.
+integers. A front numbers its own requests: an id is unique per connection while the request lives. To operators a
+request is known by its name, which is unique over fronts.
 
 Front to engine: `Submit`, `Abort`, `Command`, `Vocabulary`.
 Engine to front: `Progress`*, then `Ready`, then one `StepOutput` a step, `Reply` to each `Command`, `Heartbeat`
@@ -67,6 +68,8 @@ class Submit(msgspec.Struct, tag="submit"):
     grammar: Grammar | None = None
     client: str = ""
     """Shown to operators."""
+    name: str = ""
+    """What the request is called outside: unique over fronts; the sequences of one client request share it."""
 
 
 class Vocabulary(msgspec.Struct, tag="vocabulary"):

@@ -16,6 +16,7 @@ import numpy as np
 from tsd.engine.executor.base import StepResult
 from tsd.engine.grammars import GrammarIntake
 from tsd.engine.live import LiveRequest
+from tsd.engine.names import RequestNames
 from tsd.engine.protocol import Abort, Finished, Started, StepOutput, Submit, TokenLogprobs
 from tsd.engine.transport import Channel
 from tsd.scheduler.core import Scheduler
@@ -41,6 +42,7 @@ class LiveRequests:
         self._numbers: dict[Channel[Any], int] = {}
         self._next_number = 0
         self._started: list[tuple[int, Started]] = []
+        self.names = RequestNames()
         self.draining = False
 
     def __len__(self) -> int:
@@ -82,6 +84,7 @@ class LiveRequests:
         if message.prompt_logprobs >= 0:
             live.prompt_logprobs = [None]
         self._live[key] = live
+        self.names.learn(key, message.name)
         if message.grammar is None:
             self._schedule(channel, live, now)
             return

@@ -1,7 +1,7 @@
-"""Starts the engine processes and watches them. Knows nothing about HTTP or about what engines compute.
+"""Starts a server's other processes and watches them. Knows nothing about HTTP or about what they compute.
 
-Each engine runs in a session of its own, so that a terminal's Ctrl-C reaches only the front, which then stops the
-engines in order; `life.py` makes sure that none outlives the front however it ends.
+Each runs in a session of its own, so that a terminal's Ctrl-C reaches only the first process, which then stops the
+others in order; `life.py` makes sure that none outlives it however it ends.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -22,21 +23,26 @@ from tsd.engine.config import EngineConfig
 
 
 @dataclass(frozen=True)
-class EngineExit:
-    engine: int
+class ChildExit:
+    name: str
+    """`engine 0`, `front 1`."""
     code: int
 
     def __str__(self) -> str:
         how = f"signal {signal.Signals(-self.code).name}" if self.code < 0 else f"exit code {self.code}"
-        return f"engine {self.engine} ended with {how}"
+        return f"{self.name} ended with {how}"
 
 
-class EngineProcess:
-    """One engine process and the socket it listens on."""
+class ChildProcess:
+    """`python -m MODULE ARGUMENTS`, with `order` and this process's id as one JSON line on standard input.
 
-    def __init__(self, config: EngineConfig, socket_path: str) -> None:
-        self.config = config
-        self.socket_path = socket_path
+    Standard input stays open: it is the child's life line, and closing it tells the child to end.
+    """
+
+    def __init__(self, name: str, module: str, arguments: Sequence[str], order: dict[str, Any]) -> None:
+        self.name = name
+        self._command = ("-m", module, *arguments)
+        self._order = order
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -44,32 +50,32 @@ class EngineProcess:
         assert self._process is not None
         return self._process.pid
 
-    async def start(self) -> None:
+    async def start(self, inherit: Sequence[int] = ()) -> None:
+        """`inherit`: descriptors that the child gets, under the same numbers."""
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
-            "-m",
-            "tsd.engine.worker",
-            self.socket_path,
+            *self._command,
             stdin=asyncio.subprocess.PIPE,
             start_new_session=True,
+            pass_fds=tuple(inherit),
             env={**os.environ, "PYTHONSAFEPATH": "1"},
         )
-        order = {"parent": os.getpid(), "config": self.config}
+        order = {"parent": os.getpid(), **self._order}
         assert self._process.stdin is not None
-        # Standard input stays open: it is the engine's life line.
         self._process.stdin.write(msgspec.json.encode(order) + b"\n")
         await self._process.stdin.drain()
 
-    async def wait(self) -> EngineExit:
+    async def wait(self) -> ChildExit:
         assert self._process is not None
-        return EngineExit(self.config.engine, await self._process.wait())
+        return ChildExit(self.name, await self._process.wait())
 
     async def stop(self, timeout: float) -> None:
-        """Asks the engine to end, and kills it when it has not within `timeout` seconds."""
+        """Cuts the life line, and kills a child that has not ended within `timeout` seconds."""
         process = self._process
         if process is None or process.returncode is not None:
             return
-        process.terminate()
+        assert process.stdin is not None
+        process.stdin.close()
         try:
             await asyncio.wait_for(process.wait(), timeout)
         except TimeoutError:
@@ -81,32 +87,46 @@ class EngineProcess:
             self._process.kill()
 
 
+class EngineProcess(ChildProcess):
+    """One engine process and the socket it listens on."""
+
+    def __init__(self, config: EngineConfig, socket_path: str) -> None:
+        super().__init__(f"engine {config.engine}", "tsd.engine.worker", [socket_path], {"config": config})
+        self.config = config
+        self.socket_path = socket_path
+
+
 class Supervisor:
-    """The engines of one server, in a private runtime folder. Use as an async context manager."""
+    """The engines of one server, in a private runtime folder, and what else is adopted. An async context manager."""
 
     def __init__(self, configs: Sequence[EngineConfig]) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="tsd-"))
-        self.engines = [EngineProcess(config, str(self._folder / f"engine{config.engine}")) for config in configs]
-        self._watching: list[asyncio.Task[EngineExit]] = []
+        self.folder = Path(tempfile.mkdtemp(prefix="tsd-"))
+        self.engines = [EngineProcess(config, str(self.folder / f"engine{config.engine}")) for config in configs]
+        self._others: list[ChildProcess] = []
 
     async def __aenter__(self) -> Supervisor:
         for engine in self.engines:
             await engine.start()
-        self._watching = [asyncio.create_task(engine.wait()) for engine in self.engines]
         return self
 
     async def __aexit__(self, *exception: object) -> None:
         await self.stop(5.0)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
-    async def first_exit(self) -> EngineExit:
-        """Returns when any engine ends, for whatever reason."""
-        done, _ = await asyncio.wait(self._watching, return_when=asyncio.FIRST_COMPLETED)
-        return done.pop().result()
+    async def adopt(self, child: ChildProcess, inherit: Sequence[int] = ()) -> None:
+        """Starts another process, which then lives as long as the engines do."""
+        self._others.append(child)
+        await child.start(inherit)
+
+    @property
+    def children(self) -> list[ChildProcess]:
+        return [*self._others, *self.engines]
 
     async def stop(self, timeout: float) -> None:
-        await asyncio.gather(*(engine.stop(timeout) for engine in self.engines))
+        """What asks the engines ends before they do."""
+        for group in (self._others, self.engines):
+            await asyncio.gather(*(child.stop(timeout) for child in group))
 
     def kill(self) -> None:
-        for engine in self.engines:
-            engine.kill()
+        for child in self.children:
+            child.kill()

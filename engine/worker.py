@@ -54,8 +54,9 @@ class Worker:
 
     async def run(self) -> int:
         life.watch_life_line(sys.stdin.fileno(), lambda: self._end(0))
+        # A service manager signals every process of a group; streams drain, so the engine ends when its front does.
         for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.add_signal_handler(number, self._end, 0)
+            self._loop.add_signal_handler(number, lambda: None)
         server = await transport.listen(self.socket_path, self._message, self._closed, self._opened)
         loading = asyncio.create_task(self._load())
         beating = asyncio.create_task(self._beat())

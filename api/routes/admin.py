@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import Any
 
 import msgspec
@@ -13,6 +12,7 @@ from tsd.api.body import read_json
 from tsd.api.engines import EngineClient
 from tsd.api.errors import InvalidRequest, NotFound, Unavailable
 from tsd.api.front import Front, front_of
+from tsd.api.fronts import whole
 from tsd.api.respond import json_response
 from tsd.api.snapshots import MAX_INTERVAL_S, MIN_INTERVAL_S, Snapshots
 
@@ -55,37 +55,17 @@ async def kernels(request: web.Request) -> web.StreamResponse:
 
 
 async def requests(request: web.Request) -> web.StreamResponse:
-    """With `id` one request's timeline; without, every request in flight here."""
+    """With `id` one request's timeline; without, every request in flight."""
     front = front_of(request)
     name = request.query.get("id")
     if not name:
-        return json_response({"requests": [_summary(job) for job in front.jobs.values()]})
-    job = front.jobs.get(name)
-    if job is not None:
-        for sequence in job.sequences:
-            if sequence.engine is not None:
-                payload = await sequence.engine.command("requests", str(sequence.id))
-                return _with_id(payload, name)
+        return json_response({"requests": await whole.requests(front)})
     for engine in front.fleet.engines:
-        number = engine.number_of(name)
-        if number is not None:
-            return _with_id(await engine.command("requests", str(number)), name)
+        try:
+            return web.Response(body=await engine.command("requests", name), content_type="application/json")
+        except InvalidRequest:
+            continue  # it does not know the request
     raise NotFound("no such request is known", param="id", code="request_not_found")
-
-
-def _with_id(payload: bytes, name: str) -> web.Response:
-    value = msgspec.json.decode(payload) if payload else {}
-    return json_response({**value, "id": name} if isinstance(value, dict) else value)
-
-
-def _summary(job: Any) -> dict[str, Any]:
-    return {
-        "id": job.public_id,
-        "route": job.route,
-        "prompt_tokens": job.prompt_tokens,
-        "completion_tokens": job.completion_tokens,
-        "open": job.open,
-    }
 
 
 async def pages(request: web.Request) -> web.StreamResponse:
@@ -98,10 +78,7 @@ async def pages(request: web.Request) -> web.StreamResponse:
     index = request.query.get("bin", "")
     if not (index.isascii() and index.isdecimal() and len(index) < 10):
         raise InvalidRequest("bin must be a number", param="bin")
-    payload = msgspec.json.decode(await engine.command("pages", index))
-    for page in payload["pages"]:
-        page["owners"] = [engine.name_of(owner) for owner in page["owners"]]
-    return json_response(payload)
+    return web.Response(body=await engine.command("pages", index), content_type="application/json")
 
 
 async def flush_cache(request: web.Request) -> web.StreamResponse:
@@ -113,7 +90,7 @@ async def pause(request: web.Request) -> web.StreamResponse:
     front = front_of(request)
     if front.state not in ("ready", "paused"):
         raise Unavailable(f"the server is {front.state}")
-    front.state = "paused"
+    await whole.set_state(front, "paused")
     return json_response({"state": front.state, "engines": await _ask_all(front, "pause")})
 
 
@@ -123,7 +100,7 @@ async def resume(request: web.Request) -> web.StreamResponse:
     if front.state not in ("ready", "paused", "draining"):
         raise Unavailable(f"the server is {front.state}")
     found = await _ask_all(front, "resume")
-    front.state = "ready"
+    await whole.set_state(front, "ready")
     return json_response({"state": front.state, "engines": found})
 
 
@@ -131,8 +108,8 @@ async def drain(request: web.Request) -> web.StreamResponse:
     """New requests get 503; those in flight run to their end."""
     front = front_of(request)
     if front.state in ("ready", "paused"):
-        front.state = "draining"
-    return json_response({"state": front.state, "in_flight": len(front.jobs)})
+        await whole.set_state(front, "draining")
+    return json_response({"state": front.state, "in_flight": (await whole.figures(front)).jobs})
 
 
 async def log_level(request: web.Request) -> web.StreamResponse:
@@ -140,7 +117,7 @@ async def log_level(request: web.Request) -> web.StreamResponse:
     level = (await read_json(request, LogLevel, front.options.limits)).level.lower()
     if level not in LEVELS:
         raise InvalidRequest(f"level must be one of {', '.join(LEVELS)}", param="level")
-    logging.getLogger("tsd").setLevel(level.upper())
+    await whole.set_log_level(front, level)
     return json_response({"level": level, "engines": await _ask_all(front, "log_level", level)})
 
 

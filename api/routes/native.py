@@ -149,6 +149,8 @@ async def abort(request: web.Request) -> web.StreamResponse:
     name = body.request_id or body.rid
     if not name:
         raise InvalidRequest("request_id is missing", param="request_id", code="missing")
+    if (answer := await front.elsewhere(request, name)) is not None:
+        return answer
     job = front.jobs.get(name)
     caller = request[CALLER]
     if job is None or not (caller.is_admin or job.owner == caller.owner):

@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import msgspec
 from aiohttp import web
 
 from tsd.api.about import about
 from tsd.api.errors import NotFound, Unavailable
+from tsd.api.exposition import exposition
 from tsd.api.front import Front, front_of
+from tsd.api.fronts import whole
 from tsd.api.respond import json_response
 from tsd.api.wire.sampling import ModelCard, ModelList
 
@@ -67,23 +70,19 @@ def _phases(engine: Any) -> dict[str, Any]:
 
 
 async def metrics(request: web.Request) -> web.StreamResponse:
-    body = front_of(request).metrics.exposition()
+    front = front_of(request)
+    body = exposition(await whole.figures(front), front.fleet, front.options.name)
     return web.Response(body=body, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
 
 async def load(request: web.Request) -> web.StreamResponse:
     front = front_of(request)
-    engines = [
-        {
-            "engine": engine.engine,
-            "requests": engine.load,
-            "waiting": engine.waiting,
-            "queued_tokens": engine.queued_tokens,
-            "running": engine.beat.running if engine.beat else 0,
-        }
-        for engine in front.fleet.engines
-    ]
-    return json_response({"requests": sum(engine.load for engine in front.fleet.engines), "engines": engines})
+    beats = {engine.engine: engine.beat for engine in front.fleet.engines}
+    engines = []
+    for found in (await whole.figures(front)).loads:
+        beat = beats.get(found.engine)
+        engines.append({**msgspec.structs.asdict(found), "running": beat.running if beat else 0})
+    return json_response({"requests": sum(engine["requests"] for engine in engines), "engines": engines})
 
 
 async def server_info(request: web.Request) -> web.StreamResponse:

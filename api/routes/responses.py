@@ -36,6 +36,8 @@ async def create(request: web.Request) -> web.StreamResponse:
     front.check_admits()
     body = await read_json(request, ResponsesRequest, front.options.limits)
     _refuse_unsupported(body)
+    if (answer := await front.elsewhere(request, body.previous_response_id)) is not None:
+        return answer  # what was said before is kept where it was said, and so is what follows
     owner = request[CALLER].owner
     said: list[ChatMessage] = []
     if body.previous_response_id:

@@ -7,12 +7,12 @@ import json
 import os
 import signal
 import socket
-import threading
 import time
 from pathlib import Path
 
 import pytest
-from support.server import ServerProcess, alive, running_server
+from support.server import ServerProcess, alive, eventually, running_server
+from support.streams import OpenStream
 from support.tiny import tiny_model
 
 
@@ -23,42 +23,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def start(model: str, *more: str) -> tuple[str, ...]:
     return (model, "--load-format", "dummy", "--gpus", "none", "--max-total-tokens", "8192", *more)
-
-
-def eventually(condition: object, seconds: float = 10.0) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if condition():  # type: ignore[operator]
-            return True
-        time.sleep(0.05)
-    return False
-
-
-class OpenStream:
-    """A long streamed completion, read in a thread."""
-
-    def __init__(self, server: ServerProcess, tokens: int = 4000) -> None:
-        self.connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
-        body = {"prompt": [5, 6, 7], "max_tokens": tokens, "stream": True, "ignore_eos": True, "temperature": 0}
-        self.connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-        self.answer = self.connection.getresponse()
-        assert self.answer.status == 200
-        self.first = self.answer.readline()
-        self.rest = b""
-        self.thread = threading.Thread(target=self._read, daemon=True)
-        self.thread.start()
-
-    def _read(self) -> None:
-        try:
-            self.rest = self.answer.read()
-        except (OSError, http.client.HTTPException) as error:
-            self.rest = repr(error).encode()
-
-    def end(self, seconds: float = 20.0) -> bytes:
-        self.thread.join(seconds)
-        assert not self.thread.is_alive(), "the stream never ends"
-        self.connection.close()
-        return self.rest
 
 
 def test_a_taken_port_is_found_before_anything_loads(model: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tsd.api.exposition import exposition as exposition_of
 from tsd.api.metrics import Metrics
 from tsd.engine.protocol import Heartbeat, Ready
 from tsd.engine.stats import StepTokens, heartbeat_stats
@@ -32,10 +33,10 @@ def exposition() -> str:
     ready = Ready(0, "m", "a", 100, 100, 16, 10, 4, 160, "cpu", "float32", 1.5, {}, (2,))
     metrics = Metrics("m")
     engine = SimpleNamespace(engine=0, state="ready", beat=beat, ready=ready)
-    metrics.fleet = SimpleNamespace(engines=[engine])  # type: ignore[assignment]
+    fleet = SimpleNamespace(engines=[engine])
     metrics.finished_by["stop"] = 1
     metrics.http["/v1/completions", 200] = 1
-    return metrics.exposition().decode()
+    return exposition_of(metrics.figures(), fleet, "m").decode()  # type: ignore[arg-type]
 
 
 def exposed() -> set[str]:

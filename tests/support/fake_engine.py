@@ -124,7 +124,8 @@ class FakeEngine:
                 "step": self.step,
                 "running": len(self.running),
                 "requests": [
-                    [i, "decode", 0.0, len(r.prompt), 0, r.sent, 0.0, 0, 0, ""] for i, r in self.running.items()
+                    [r.submit.name, "decode", 0.0, len(r.prompt), 0, r.sent, 0.0, 0, 0, ""]
+                    for r in self.running.values()
                 ],
                 "events": [[0.0, "finish", 1, "stop", ""]],
             }

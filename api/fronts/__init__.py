@@ -1,0 +1,1 @@
+"""Several front processes on one port: who owns what, one state, one set of figures."""
