@@ -147,8 +147,8 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "quantization",
         str,
-        "none",
-        "none unpacks weights to full precision; auto computes with packed ones: faster, less exact",
+        "auto",
+        "auto computes with packed weights as they are where a kernel can; none unpacks them to full precision",
         MODEL,
         choices=("auto", "none", "int8"),
     ),

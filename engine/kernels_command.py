@@ -24,7 +24,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--device", default="cpu", help="cpu or cuda:N (default: cpu)")
     parser.add_argument("--load-format", default="auto", help="auto, safetensors, gguf or dummy")
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
-    parser.add_argument("--quantization", default="none", help="none, auto or int8; the default is that of `tsd start`")
+    parser.add_argument("--quantization", default="auto", help="auto, none or int8")
     parser.add_argument("--deterministic", action="store_true", help="choose for bit-for-bit equal results")
     parser.add_argument("--all", action="store_true", help="show the candidates that lost")
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -96,9 +96,9 @@ int tsd_run_linear(tsd_linear *a, int isa) {
     if (a->method == TSD_DENSE) {
         a->fx = (float *)tsd_scratch(0, rows * sizeof(float));
     } else {
-        char *memory = (char *)tsd_scratch(0, rows + 12 * scales + 256);
+        char *memory = (char *)tsd_scratch(0, 2 * rows + 12 * scales + 256);
         a->qx = (int8_t *)memory;
-        a->dx = (float *)(memory + ((rows + 63) & ~(size_t)63));
+        a->dx = (float *)(memory + ((2 * rows + 63) & ~(size_t)63));
         a->sx = a->dx + scales;
         a->cx = (int32_t *)(a->sx + scales);
     }

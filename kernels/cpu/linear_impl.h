@@ -1,9 +1,21 @@
 /* y = f(x) @ w.T: the prologue makes each row of activations what the inner loops read, the tiles do the products.
  *
- * Activations lie by tiles too: [tile][block][token of the tile][32] (dense: [tile][K][token]), scales alike.
+ * Activations lie by tiles too: [tile][block][token of the tile][2][32], the high bytes and
+ * the low bytes of 16-bit integers (dense: [tile][K][token]), scales alike.
  * A tile is one group of 16 rows of w against up to TILE_TOKENS rows of x. For each of its elements the order of
  * floating-point operations is that of the blocks (or columns) alone, whatever the tile's size.
  */
+
+#define LARGEST 32512.0f      /* 127 * 256: the high byte of no integer leaves int8 */
+#define SMALLEST_TOP 1e-30f   /* a block below it counts as zeros: LARGEST / top would overflow */
+
+/* rounds 16 floats to integers 256 h + l, h at q and l at q + 32, both int8; returns the integers' sum */
+INL int32_t split(int8_t *q, vf a) {
+    vf whole = vf_round(a);
+    vf h = vf_round(vf_mul(vf_add(whole, vf_set1(0.25f)), vf_set1(1.0f / 256))); /* the quarter: no ties */
+    vf l = vf_fma(h, vf_set1(-256.0f), whole);
+    return 256 * vi_sum(vf_quantize(q, h)) + vi_sum(vf_quantize(q + TSD_BLOCK, l));
+}
 
 TGT static void prologue(tsd_linear *a, long begin, long end) {
     long K = a->K, blocks = K / TSD_BLOCK;
@@ -37,12 +49,11 @@ TGT static void prologue(tsd_linear *a, long begin, long end) {
         for (long b = 0; b < blocks; b++) {
             vf low = vf_load(row + b * TSD_BLOCK), high = vf_load(row + b * TSD_BLOCK + 16);
             float top = vf_top(vf_max(vf_abs(low), vf_abs(high)));
-            vf inverse = vf_set1(top > 0 ? 127.0f / top : 0.0f);
-            int8_t *q = a->qx + first * K + (b * tokens + place) * TSD_BLOCK;
+            vf inverse = vf_set1(top > SMALLEST_TOP ? LARGEST / top : 0.0f);
+            int8_t *q = a->qx + 2 * (first * K + (b * tokens + place) * TSD_BLOCK);
             long at = first * blocks + b * tokens + place;
-            vi sum = vi_add(vf_quantize(q, vf_mul(low, inverse)), vf_quantize(q + 16, vf_mul(high, inverse)));
-            int32_t integers = vi_sum(sum);
-            float scale = top / 127.0f;
+            int32_t integers = split(q, vf_mul(low, inverse)) + split(q + 16, vf_mul(high, inverse));
+            float scale = top / LARGEST;
             a->dx[at] = scale;
             a->sx[at] = scale * (float)integers;
             a->cx[at] = -128 * integers;
@@ -74,24 +85,28 @@ INL void tile_q4(const tsd_linear *a, long group, long t0, const int tokens) {
     long K = a->K, blocks = K / TSD_BLOCK;
     const uint8_t *w = (const uint8_t *)a->qs + group * blocks * 256;
     const uint16_t *s = a->scales + group * blocks * 32;
-    const int8_t *x = a->qx + t0 * K;
+    const int8_t *x = a->qx + 2 * t0 * K;
     const float *dx = a->dx + t0 * blocks, *sx = a->sx + t0 * blocks;
     vf sum[TILE_TOKENS];
 #pragma GCC unroll 16
     for (int t = 0; t < tokens; t++) sum[t] = vf_zero();
-    for (long b = 0; b < blocks; b++, w += 256, s += 32, x += tokens * TSD_BLOCK) {
+    for (long b = 0; b < blocks; b++, w += 256, s += 32, x += 2 * tokens * TSD_BLOCK) {
         vw p0 = vw_load(w), p1 = vw_load(w + 64), p2 = vw_load(w + 128), p3 = vw_load(w + 192);
         vw l0 = vw_low(p0), l1 = vw_low(p1), l2 = vw_low(p2), l3 = vw_low(p3);
         vw h0 = vw_high(p0), h1 = vw_high(p1), h2 = vw_high(p2), h3 = vw_high(p3);
         vf d = vf_load_f16(s), m = vf_load_f16(s + 16);
 #pragma GCC unroll 16
         for (int t = 0; t < tokens; t++) {
-            const int8_t *q = x + t * TSD_BLOCK;
-            vi low = vw_dot4(vi_zero(), l0, q), high = vw_dot4(vi_zero(), h0, q + 16);
-            low = vw_dot4(low, l1, q + 4), high = vw_dot4(high, h1, q + 20);
-            low = vw_dot4(low, l2, q + 8), high = vw_dot4(high, h2, q + 24);
-            low = vw_dot4(low, l3, q + 12), high = vw_dot4(high, h3, q + 28);
-            vf dot = vi_float(vi_add(low, high));
+            const int8_t *q = x + 2 * t * TSD_BLOCK, *r = q + TSD_BLOCK;
+            vi a0 = vw_dot4(vi_zero(), l0, q), a1 = vw_dot4(vi_zero(), h0, q + 16);
+            vi b0 = vw_dot4(vi_zero(), l0, r), b1 = vw_dot4(vi_zero(), h0, r + 16);
+            a0 = vw_dot4(a0, l1, q + 4), a1 = vw_dot4(a1, h1, q + 20);
+            b0 = vw_dot4(b0, l1, r + 4), b1 = vw_dot4(b1, h1, r + 20);
+            a0 = vw_dot4(a0, l2, q + 8), a1 = vw_dot4(a1, h2, q + 24);
+            b0 = vw_dot4(b0, l2, r + 8), b1 = vw_dot4(b1, h2, r + 24);
+            a0 = vw_dot4(a0, l3, q + 12), a1 = vw_dot4(a1, h3, q + 28);
+            b0 = vw_dot4(b0, l3, r + 12), b1 = vw_dot4(b1, h3, r + 28);
+            vf dot = vi_float(vi_add(vi_times256(vi_add(a0, a1)), vi_add(b0, b1)));
             sum[t] = vf_fma(dot, vf_mul(d, vf_set1(dx[b * tokens + t])), sum[t]);
             sum[t] = vf_fma(m, vf_set1(sx[b * tokens + t]), sum[t]);
         }
@@ -104,24 +119,29 @@ INL void tile_q8(const tsd_linear *a, long group, long t0, const int tokens, con
     long K = a->K, blocks = K / TSD_BLOCK;
     const uint8_t *w = (const uint8_t *)a->qs + group * blocks * 512;
     const uint16_t *s = a->scales + group * blocks * 16;
-    const int8_t *x = a->qx + t0 * K;
+    const int8_t *x = a->qx + 2 * t0 * K;
     const float *dx = a->dx + t0 * blocks;
     const int32_t *cx = a->cx + t0 * blocks;
     vf sum[TILE_TOKENS];
 #pragma GCC unroll 16
     for (int t = 0; t < tokens; t++) sum[t] = vf_zero();
-    for (long b = 0; b < blocks; b++, w += 512, s += 16, x += tokens * TSD_BLOCK) {
+    for (long b = 0; b < blocks; b++, w += 512, s += 16, x += 2 * tokens * TSD_BLOCK) {
         vw w0 = vw_load(w), w1 = vw_load(w + 64), w2 = vw_load(w + 128), w3 = vw_load(w + 192);
         vw w4 = vw_load(w + 256), w5 = vw_load(w + 320), w6 = vw_load(w + 384), w7 = vw_load(w + 448);
         vf d = by_row ? vf_zero() : vf_load_f16(s);
 #pragma GCC unroll 16
         for (int t = 0; t < tokens; t++) {
-            const int8_t *q = x + t * TSD_BLOCK;
-            vi low = vw_dot8(vi_set1(cx[b * tokens + t]), w0, q), high = vw_dot8(vi_zero(), w4, q + 16);
-            low = vw_dot8(low, w1, q + 4), high = vw_dot8(high, w5, q + 20);
-            low = vw_dot8(low, w2, q + 8), high = vw_dot8(high, w6, q + 24);
-            low = vw_dot8(low, w3, q + 12), high = vw_dot8(high, w7, q + 28);
-            vf dot = vi_float(vi_add(low, high)), scale = vf_set1(dx[b * tokens + t]);
+            const int8_t *q = x + 2 * t * TSD_BLOCK, *r = q + TSD_BLOCK;
+            vi a0 = vw_dot8(vi_zero(), w0, q), a1 = vw_dot8(vi_zero(), w4, q + 16);
+            vi b0 = vw_dot8(vi_set1(cx[b * tokens + t]), w0, r), b1 = vw_dot8(vi_zero(), w4, r + 16);
+            a0 = vw_dot8(a0, w1, q + 4), a1 = vw_dot8(a1, w5, q + 20);
+            b0 = vw_dot8(b0, w1, r + 4), b1 = vw_dot8(b1, w5, r + 20);
+            a0 = vw_dot8(a0, w2, q + 8), a1 = vw_dot8(a1, w6, q + 24);
+            b0 = vw_dot8(b0, w2, r + 8), b1 = vw_dot8(b1, w6, r + 24);
+            a0 = vw_dot8(a0, w3, q + 12), a1 = vw_dot8(a1, w7, q + 28);
+            b0 = vw_dot8(b0, w3, r + 12), b1 = vw_dot8(b1, w7, r + 28);
+            vf dot = vi_float(vi_add(vi_times256(vi_add(a0, a1)), vi_add(b0, b1)));
+            vf scale = vf_set1(dx[b * tokens + t]);
             sum[t] = vf_fma(dot, by_row ? scale : vf_mul(d, scale), sum[t]);
         }
     }

@@ -43,7 +43,7 @@ typedef struct {
     void *y; /* [T, N] of xtype */
     long T, K, N;
     /* filled by the driver: the activations as the inner loops read them */
-    int8_t *qx;  /* T K integers, by tiles (linear_impl.h) */
+    int8_t *qx;  /* T K integers of two bytes, by tiles (linear_impl.h) */
     float *dx;   /* T K/32: scale of a block */
     float *sx;   /* T K/32: scale times the sum of a block's integers */
     int32_t *cx; /* T K/32: -128 times that sum */

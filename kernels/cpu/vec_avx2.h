@@ -85,6 +85,7 @@ INL float vf_top(vf a) {
 INL vi vi_zero(void) { return vi_of(_mm256_setzero_si256(), _mm256_setzero_si256()); }
 INL vi vi_set1(int32_t a) { return vi_of(_mm256_set1_epi32(a), _mm256_set1_epi32(a)); }
 INL vi vi_add(vi a, vi b) { return vi_of(_mm256_add_epi32(a.a, b.a), _mm256_add_epi32(a.b, b.b)); }
+INL vi vi_times256(vi a) { return vi_of(_mm256_slli_epi32(a.a, 8), _mm256_slli_epi32(a.b, 8)); }
 INL vf vi_float(vi a) { return vf_of(_mm256_cvtepi32_ps(a.a), _mm256_cvtepi32_ps(a.b)); }
 /* rounds 16 floats to int8 at p and returns them as integers */
 INL vi vf_quantize(int8_t *p, vf a) {

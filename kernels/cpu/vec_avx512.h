@@ -61,6 +61,7 @@ INL float vf_top(vf a) {
 INL vi vi_zero(void) { return _mm512_setzero_si512(); }
 INL vi vi_set1(int32_t a) { return _mm512_set1_epi32(a); }
 INL vi vi_add(vi a, vi b) { return _mm512_add_epi32(a, b); }
+INL vi vi_times256(vi a) { return _mm512_slli_epi32(a, 8); }
 INL vf vi_float(vi a) { return _mm512_cvtepi32_ps(a); }
 /* rounds 16 floats to int8 at p and returns them as integers */
 INL vi vf_quantize(int8_t *p, vf a) {

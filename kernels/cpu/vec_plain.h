@@ -103,6 +103,10 @@ INL vi vi_add(vi a, vi b) {
     EACH(i) a.v[i] = (int32_t)((uint32_t)a.v[i] + (uint32_t)b.v[i]);
     return a;
 }
+INL vi vi_times256(vi a) {
+    EACH(i) a.v[i] = (int32_t)((uint32_t)a.v[i] << 8);
+    return a;
+}
 INL vf vi_float(vi a) { VF_MAP((float)a.v[i]); }
 /* rounds 16 floats to int8 at p and returns them as integers */
 INL vi vf_quantize(int8_t *p, vf a) {

@@ -35,7 +35,7 @@ SPECS = (
         weight_methods=frozenset({"q4_1", "q8_0", "int8"}),
         accepts=whole_blocks,
         flags=frozenset({DETERMINISTIC, BATCH_INVARIANT}),
-        summary="C: integer dot products against activations rounded to int8 in blocks of 32, all fused",
+        summary="C: integer dot products against activations rounded to int16 in blocks of 32, all fused",
     ),
     KernelSpec(
         op="gemm.linear",

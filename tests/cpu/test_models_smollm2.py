@@ -70,26 +70,24 @@ def test_full_precision_greedy(full: Decoder, oracle: transformers.PreTrainedMod
 
 
 def test_packed_stays_near_full_precision(oracle: transformers.PreTrainedModel) -> None:
-    """Weights are the same numbers; what differs is that the packed kernels round activations to 8 bits.
+    """Weights are the same numbers; what differs is that the packed kernels round activations to 16 bits.
 
-    Logits stay within a tenth of their standard deviation (root mean square), and 95% of greedy tokens agree.
+    Logits stay within half a percent of their standard deviation (root mean square), and greedy tokens are the same.
     """
     packed = load(quantization="auto")
     if all(use.method in ("", "dense") for use in packed.describe_kernels()):
         pytest.skip("no packed kernel runs on this machine")
     runner = PagedRunner(packed, page_size=16)
-    agree = total = 0
     errors = []
     for prompt in PROMPTS:
         row = runner.add(prompt)
         new = runner.greedy([row], GREEDY)[0]
-        expected = oracle_logits(oracle, [*prompt, *new])[len(prompt) - 1 : -1]
-        agree += sum(int(best) == token for best, token in zip(expected.argmax(-1), new, strict=True))
-        total += len(new)
+        assert len(new) == GREEDY
+        assert not greedy_disagreement(oracle, prompt, new)
+        expected = oracle_logits(oracle, [*prompt, *new])[-2]
         fresh = runner.add([*prompt, *new[:-1]])
         found = runner.prefill([fresh])[0]
-        errors.append(float((found - expected[-1]).square().mean().sqrt() / expected[-1].std()))
-    print(f"top-1 agreement {agree}/{total}, error of logits over their spread {max(errors):.3f}")
-    assert agree / total > 0.95
-    assert max(errors) < 0.12, errors
+        errors.append(float((found - expected).square().mean().sqrt() / expected.std()))
+    print(f"error of logits over their spread {max(errors):.4f}")
+    assert max(errors) < 0.005, errors
     assert packed.weight_bytes < 100e6
