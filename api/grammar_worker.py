@@ -13,8 +13,8 @@ from typing import BinaryIO
 
 import msgspec
 
-from tsd.engine.grammar import GrammarBackend, GrammarError
 from tsd.engine.protocol import Grammar, Vocabulary
+from tsd.engine.stand_ins import keep_out_tensors
 
 MEMORY_BYTES = 2 * 1024**3
 """Beyond what the process holds once it is ready."""
@@ -34,6 +34,10 @@ def frame(value: object) -> bytes:
 
 def main() -> int:
     stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
+    # While the vocabulary is on its way.
+    keep_out_tensors()
+    from tsd.engine.grammar import GrammarBackend, GrammarError
+
     first = read_frame(stdin)
     if first is None:
         return 0

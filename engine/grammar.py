@@ -16,10 +16,12 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import torch
-import xgrammar
-
 from tsd.engine.protocol import Grammar, Vocabulary
+from tsd.engine.stand_ins import stand_in
+
+with stand_in("transformers"):
+    import torch
+    import xgrammar
 
 CACHED_GRAMMARS = 256
 CACHE_BYTES = 256 * 1024 * 1024
