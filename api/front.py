@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import time
 from array import array
@@ -86,7 +87,7 @@ class Front:
     """starting, ready, draining, paused or failed."""
     grammars: GrammarChecker | None = None
     vocabulary: Vocabulary | None = None
-    """Set when the first constraint has come."""
+    """Set with `grammars`."""
     heard: Callable[[object], None] = _nothing
     """Told the protocol of each connection that sent a request."""
     started_at: float = field(default_factory=time.time)
@@ -290,17 +291,31 @@ class Front:
 
     async def check_grammar(self, grammar: Grammar, param: str = "response_format") -> None:
         """Raises InvalidRequest, naming `param`, for one that cannot be compiled within the limits."""
-        if not all((engine.ready and engine.ready.info.get("grammar")) for engine in self.fleet.engines):
+        if not self.knows_grammars:
             raise InvalidRequest(
                 "constraints on the output are not supported by this engine",
                 param=param,
                 code="unsupported",
             )
-        if self.grammars is None:
-            vocabulary = vocabulary_of(self.loaded.tokenizer, self.facts, self.loaded.call_markers)
+        checker = self.grammars or await self.start_grammars()
+        await checker.check(grammar, param)
+
+    @property
+    def knows_grammars(self) -> bool:
+        return all(engine.ready and engine.ready.info.get("grammar") for engine in self.fleet.engines)
+
+    async def start_grammars(self) -> GrammarChecker:
+        """Starts what constraints need, here and in the engines, so that the first one need not wait for it."""
+        text, facts = self.loaded, self.facts
+        make = functools.partial(vocabulary_of, text.tokenizer, facts, text.call_markers)
+        vocabulary = await asyncio.get_running_loop().run_in_executor(None, make)
+        if self.grammars is None:  # else another request came meanwhile
             self.grammars = GrammarChecker(vocabulary, self.options.limits.grammar_seconds)
             self.vocabulary = vocabulary
-        await self.grammars.check(grammar, param)
+            self.grammars.start()
+            for engine in self.fleet.engines:
+                engine.tell_vocabulary(vocabulary)
+        return self.grammars
 
     def release(self, job: Job) -> None:
         """The job's handler is done with it."""

@@ -12,6 +12,7 @@ import logging
 import struct
 import sys
 from collections import OrderedDict
+from typing import Any
 
 import msgspec
 
@@ -21,9 +22,11 @@ from tsd.engine.protocol import Grammar, Vocabulary
 log = logging.getLogger("tsd.api.grammar")
 
 REMEMBERED = 4096
-START_S = 60.0
+START_S = 20.0
 WAITING = 64
-"""Requests that may wait for the worker."""
+"""Different constraints that may wait for the worker."""
+WAIT_S = 30.0
+"""And how long."""
 
 
 def _look(trial: asyncio.Task[str]) -> None:
@@ -33,16 +36,36 @@ def _look(trial: asyncio.Task[str]) -> None:
 
 
 class GrammarChecker:
-    """One worker, started when the first constraint comes."""
+    """One worker, started by `start` or when the first constraint comes."""
 
     def __init__(self, vocabulary: Vocabulary, seconds: float) -> None:
         self._vocabulary = vocabulary
         self._seconds = seconds
         self._process: asyncio.subprocess.Process | None = None
+        self._is_up = False
+        self._starting: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()
         self._trials: dict[bytes, asyncio.Task[str]] = {}
         self._known: OrderedDict[bytes, str] = OrderedDict()
         """Digest → what is wrong with it, or empty."""
+
+    def start(self) -> None:
+        """Has the worker ready before anyone waits for it."""
+        self._starting = asyncio.create_task(self._start())
+
+    @property
+    def state(self) -> str:
+        """`ready`, `starting`, or `off`: the worker starts again when it is needed."""
+        if self._is_up:
+            return "ready"
+        return "starting" if self._process is not None else "off"
+
+    async def _start(self) -> None:
+        async with self._lock:
+            try:
+                await self._worker()
+            except (Unavailable, OSError) as error:
+                log.warning("the grammar worker does not start; the next constraint tries again: %s", error)
 
     async def check(self, grammar: Grammar, param: str = "response_format") -> None:
         """Raises InvalidRequest, naming `param`, for a grammar that does not compile in time, Unavailable when too
@@ -59,7 +82,11 @@ class GrammarChecker:
                     raise Unavailable("too many new constraints are being compiled", retry_after=1)
                 trial = self._trials[key] = asyncio.create_task(self._learn(key, grammar))
                 trial.add_done_callback(_look)
-            fault = await asyncio.shield(trial)
+            try:
+                async with asyncio.timeout(WAIT_S):
+                    fault = await asyncio.shield(trial)
+            except TimeoutError:
+                raise Unavailable("the constraint is still waiting to be compiled", retry_after=2) from None
         else:
             self._known.move_to_end(key)
         if fault:
@@ -78,14 +105,16 @@ class GrammarChecker:
 
     async def close(self) -> None:
         """Ends the worker and every trial."""
-        trials = list(self._trials.values())
+        trials: list[asyncio.Task[Any]] = list(self._trials.values())
+        if self._starting is not None:
+            trials.append(self._starting)
         for trial in trials:
             trial.cancel()
         await asyncio.gather(*trials, return_exceptions=True)
         await self._end_worker()
 
     async def _end_worker(self) -> None:
-        process, self._process = self._process, None
+        process, self._process, self._is_up = self._process, None, False
         if process is not None and process.returncode is None:
             process.kill()
             await process.wait()
@@ -113,6 +142,7 @@ class GrammarChecker:
         process = self._process
         if process is not None and process.returncode is None:
             return process
+        self._is_up = False
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -128,6 +158,7 @@ class GrammarChecker:
         except (TimeoutError, EOFError, ConnectionError) as error:
             await self._end_worker()
             raise Unavailable("constraints on the output cannot be checked: the worker does not start") from error
+        self._is_up = True
         return process
 
     async def _ask(self, process: asyncio.subprocess.Process, value: object) -> tuple[bool, str]:

@@ -6,6 +6,7 @@ Reads frames (u32 length, msgpack) on standard input: first the vocabulary, then
 
 from __future__ import annotations
 
+import os
 import resource
 import struct
 import sys
@@ -13,6 +14,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from tsd.engine import life
 from tsd.engine.protocol import Grammar, Vocabulary
 from tsd.engine.stand_ins import keep_out_tensors
 
@@ -34,6 +36,8 @@ def frame(value: object) -> bytes:
 
 def main() -> int:
     stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
+    # It reads nothing while it compiles, and would not see that its owner is gone.
+    life.die_with_parent(os.getppid())
     # While the vocabulary is on its way.
     keep_out_tensors()
     from tsd.engine.grammar import GrammarBackend, GrammarError

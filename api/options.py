@@ -64,6 +64,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     cors_origins: tuple[str, ...] = ()
     tls_certificate: str = ""
     tls_key: str = ""
+    grammars_after_s: float | None = 2.0
+    """When constraints on the output are made ready for, in seconds after the start; None: when the first one comes."""
     front: int = 0
     """This front's number among `fronts`; the first leads."""
     fronts: int = 1

@@ -109,6 +109,7 @@ class _Server:
         self.front.idle.set()
         self._told_ready = False
         self._fault = ""
+        self._warming: asyncio.Task[None] | None = None
         self._closing = False
 
     def _join(self, options: ServerOptions) -> None:
@@ -164,6 +165,9 @@ class _Server:
             await app[SNAPSHOTS].close()
             if tracer is not None:
                 await tracer.close()
+            if self._warming is not None:
+                self._warming.cancel()
+                await asyncio.gather(self._warming, return_exceptions=True)
             if self.front.grammars is not None:
                 await self.front.grammars.close()
             if self.front.group is not None:
@@ -249,6 +253,13 @@ class _Server:
                 gc.freeze()
                 gc.set_threshold(*GC_THRESHOLDS)
             self._hooks.on_ready()
+            if self._options.grammars_after_s is not None and self.front.knows_grammars:
+                self._warming = asyncio.create_task(self._warm_grammars(self._options.grammars_after_s))
+
+    async def _warm_grammars(self, after_s: float) -> None:
+        """Later than ready: it takes a second of one core, and memory that a short run never needs."""
+        await asyncio.sleep(after_s)
+        await self.front.start_grammars()
 
     async def _load_text(self) -> None:
         try:

@@ -6,6 +6,7 @@ Owns the one backend of this engine's vocabulary. Knows nothing of rows, masks o
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,9 @@ from tsd.engine.protocol import Grammar, Vocabulary
 
 if TYPE_CHECKING:
     from tsd.engine.grammar import GrammarBackend
+
+
+log = logging.getLogger("tsd.engine")
 
 
 class GrammarIntake:
@@ -30,6 +34,7 @@ class GrammarIntake:
         """Every front tells the same; the first one counts."""
         if self._vocabulary is None:
             self._vocabulary = vocabulary
+            self._loop.run_in_executor(self._pool, self._warm).add_done_callback(_log_failure)
 
     def compile(self, grammar: Grammar, done: Callable[[Callable[[], Any] | None, str], None]) -> None:
         if self._vocabulary is None:
@@ -46,15 +51,27 @@ class GrammarIntake:
 
         future.add_done_callback(finished)
 
-    def _compile(self, grammar: Grammar) -> Callable[[], Any]:
-        # xgrammar is imported here: most servers never see a grammar, and it takes a while.
-        from tsd.engine.grammar import GrammarBackend, GrammarRow
+    def _warm(self) -> GrammarBackend:
+        # xgrammar is imported here, in the thread: most servers never see a grammar.
+        from tsd.engine.grammar import GrammarBackend
 
         if self._backend is None:
             assert self._vocabulary is not None
             self._backend = GrammarBackend(self._vocabulary, self._vocab_size)
-        compiled = self._backend.compile(grammar)
+        return self._backend
+
+    def _compile(self, grammar: Grammar) -> Callable[[], Any]:
+        backend = self._warm()
+        from tsd.engine.grammar import GrammarRow
+
+        compiled = backend.compile(grammar)
         return lambda: GrammarRow(compiled, grammar)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _log_failure(warming: asyncio.Future[GrammarBackend]) -> None:
+    """The first grammar meets the same fault, and its client hears of it."""
+    if not warming.cancelled() and warming.exception() is not None:
+        log.warning("grammars cannot be compiled: %s", warming.exception())

@@ -96,6 +96,7 @@ async def server_info(request: web.Request) -> web.StreamResponse:
             "served_model_names": list(front.names),
             "state": front.state,
             "uptime_s": round(time.time() - front.started_at, 3),
+            "constraints": front.grammars.state if front.grammars is not None else "off",
             "reasoning_parser": options.reasoning_parser or None,
             "tool_call_parser": options.tool_call_parser or None,
             "limits": options.limits,

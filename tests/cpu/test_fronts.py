@@ -18,6 +18,8 @@ from support.tiny import tiny_model
 
 from tsd.api.fronts.ids import front_of_id
 
+MEMBER = "tsd.api.fronts.process"
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
@@ -210,7 +212,7 @@ def test_killing_any_front_ends_the_lot(model: str) -> None:
             server.wait_ready()
             children = server.children()
             streams = streams_on_both(server)
-            pid = server.process.pid if victim == 0 else front_pid(children)
+            pid = server.process.pid if victim == 0 else server.children(MEMBER)[0]
             os.kill(pid, signal.SIGKILL)
             assert b"[DONE]" not in streams[victim].end()
             other = streams[1 - victim].end()
@@ -226,7 +228,7 @@ def test_a_dead_engine_ends_the_streams_of_every_front(model: str) -> None:
         server.wait_ready()
         children = server.children()
         streams = streams_on_both(server)
-        os.kill(engine_pid(children), signal.SIGKILL)
+        os.kill(server.children("tsd.engine.worker")[0], signal.SIGKILL)
         for stream in streams.values():
             assert b'"engine_died"' in stream.end()
         assert server.process.wait(20) not in (0, None)
@@ -237,7 +239,7 @@ def test_a_dead_engine_ends_the_streams_of_every_front(model: str) -> None:
 def test_a_stopped_front_turns_health_to_503(model: str) -> None:
     with running_server(*start(model)) as server:
         server.wait_ready()
-        pid = front_pid(server.children())
+        pid = server.children(MEMBER)[0]
         os.kill(pid, signal.SIGSTOP)
 
         def status() -> int:
@@ -251,16 +253,3 @@ def test_a_stopped_front_turns_health_to_503(model: str) -> None:
         finally:
             os.kill(pid, signal.SIGCONT)
         assert eventually(lambda: status() == 200, 30)
-
-
-def front_pid(children: list[int]) -> int:
-    return next(pid for pid in children if b"tsd.api.fronts.process" in command(pid))
-
-
-def engine_pid(children: list[int]) -> int:
-    return next(pid for pid in children if b"tsd.engine.worker" in command(pid))
-
-
-def command(pid: int) -> bytes:
-    with open(f"/proc/{pid}/cmdline", "rb") as file:
-        return file.read()

@@ -94,7 +94,7 @@ def test_a_second_signal_forces(model: str) -> None:
 def test_a_dead_engine_ends_streams_with_an_error_and_the_server(model: str) -> None:
     with running_server(*start(model)) as server:
         server.wait_ready()
-        (engine,) = server.children()
+        (engine,) = server.children("tsd.engine.worker")
         stream = OpenStream(server)
         os.kill(engine, signal.SIGKILL)
         status = [0]
@@ -115,7 +115,7 @@ def test_a_dead_engine_ends_streams_with_an_error_and_the_server(model: str) -> 
 def test_a_stopped_engine_turns_health_to_503(model: str) -> None:
     with running_server(*start(model)) as server:
         server.wait_ready()
-        (engine,) = server.children()
+        (engine,) = server.children("tsd.engine.worker")
         os.kill(engine, signal.SIGSTOP)
         try:
             assert eventually(lambda: server.request("GET", "/health")[0] == 503, 30)
@@ -167,3 +167,17 @@ def test_disconnects_leave_nothing(model: str) -> None:
 
         assert eventually(idle, 15)
         assert server.request("POST", "/v1/completions", {"prompt": [5], "max_tokens": 2})[0] == 200
+
+
+def test_constraints_are_ready_before_the_first_one(model: str) -> None:
+    """Their worker starts by itself, without torch, and outlives nobody."""
+    with running_server(*start(model)) as server:
+        server.wait_ready()
+        assert eventually(lambda: server.request("GET", "/get_server_info")[1]["constraints"] == "ready", 30)
+        (worker,) = server.children("tsd.api.grammar_worker")
+        assert "torch" not in Path(f"/proc/{worker}/maps").read_text()
+        body = {"prompt": [5], "max_tokens": 4, "guided_choice": ["5", "6"]}
+        assert server.request("POST", "/v1/completions", body)[0] == 200
+        os.kill(worker, signal.SIGSTOP)  # as one that is busy and reads nothing
+        server.process.kill()
+        assert eventually(lambda: not alive(worker))

@@ -86,6 +86,7 @@ async def serving(
             "served_names": ("test",),
             "handle_signals": False,
             "freeze_gc": False,
+            "grammars_after_s": None,
             "request_log": "",
         }
         config = ServerOptions(model=model, port=port, **{**defaults, **(options or {})})

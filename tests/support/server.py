@@ -85,9 +85,10 @@ class ServerProcess:
             return answer.status, json.loads(content)
         return answer.status, content
 
-    def children(self) -> list[int]:
-        """Processes whose parent is the server: its engines."""
-        return [pid for pid, parent in _parents().items() if parent == self.process.pid]
+    def children(self, module: str = "") -> list[int]:
+        """Processes whose parent is the server: engines, other fronts, the grammar worker; or those of a module."""
+        pids = [pid for pid, parent in _parents().items() if parent == self.process.pid]
+        return [pid for pid in pids if module in _command(pid)]
 
     def stop(self, timeout: float = 20.0) -> int:
         if self.process.poll() is None:
@@ -110,6 +111,12 @@ def _parents() -> dict[int, int]:
             with contextlib.suppress(OSError, IndexError):
                 found[int(entry.name)] = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
     return found
+
+
+def _command(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    return ""
 
 
 def alive(pid: int) -> bool:
