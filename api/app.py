@@ -14,7 +14,7 @@ from tsd.api.front import FRONT, Front
 from tsd.api.fronts.group import came_from_a_front
 from tsd.api.openapi import openapi
 from tsd.api.respond import json_response
-from tsd.api.routes import admin, chat, completions, messages, native, probes, responses
+from tsd.api.routes import admin, chat, completions, conversations, messages, native, probes, responses
 from tsd.api.snapshots import Snapshots
 from tsd.api.sse import error_body
 from tsd.api.wire.messages import messages_error
@@ -30,6 +30,14 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("DELETE", "/v1/responses/{id}", responses.delete),
     ("POST", "/v1/responses/{id}/cancel", responses.cancel),
     ("GET", "/v1/responses/{id}/input_items", responses.input_items),
+    ("POST", "/v1/conversations", conversations.create),
+    ("GET", "/v1/conversations/{id}", conversations.get),
+    ("POST", "/v1/conversations/{id}", conversations.update),
+    ("DELETE", "/v1/conversations/{id}", conversations.delete),
+    ("POST", "/v1/conversations/{id}/items", conversations.add_items),
+    ("GET", "/v1/conversations/{id}/items", conversations.items),
+    ("GET", "/v1/conversations/{id}/items/{item}", conversations.get_item),
+    ("DELETE", "/v1/conversations/{id}/items/{item}", conversations.delete_item),
     ("POST", "/v1/messages", messages.messages),
     ("POST", "/v1/messages/count_tokens", messages.count_tokens),
     ("GET", "/v1/models", probes.models),

@@ -8,6 +8,7 @@ import msgspec
 
 from tsd.api.errors import InvalidRequest
 from tsd.api.limits import Limits, check_count
+from tsd.api.params import unsupported
 from tsd.api.wire.chat import ChatMessage, ContentPart, Tool
 
 ROLES = frozenset(("system", "developer", "user", "assistant", "tool", "function"))
@@ -56,9 +57,8 @@ def content_text(content: str | list[ContentPart] | None, where: str) -> str:
     texts = []
     for index, part in enumerate(content):
         if part.type not in TEXT_PARTS:
-            raise InvalidRequest(
-                f"{where}[{index}]: parts of type {part.type[:40]!r} are not supported", param=where, code="unsupported"
-            )
+            name = f"{where}[{index}]"
+            raise unsupported(name, f"is a part of type {part.type[:40]!r}; only text is supported")
         texts.append(part.text or part.refusal or "")
     return "\n".join(texts)
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from aiohttp import web
 
 from tsd.api.auth import CALLER
+from tsd.api.conversations import ConversationStore
 from tsd.api.errors import ApiError, ContextLength, EngineFault, InvalidRequest, NotFound, Unavailable
 from tsd.api.figures import EngineLoad, FrontFigures
 from tsd.api.fronts.group import Group, came_from_a_front
@@ -70,6 +71,8 @@ class TextPlan(NamedTuple):
     markers: tuple[str, ...] = ()
     """Special tokens that stay in the text, because a parser reads them."""
     grammar: Grammar | None = None
+    continues: bool = False
+    """The text goes on in the middle of a message."""
 
 
 def _nothing(protocol: object) -> None:
@@ -93,6 +96,7 @@ class Front:
     started_at: float = field(default_factory=time.time)
     jobs: dict[str, Job] = field(default_factory=dict)
     responses: ResponseStore = field(default_factory=ResponseStore)
+    conversations: ConversationStore = field(default_factory=ConversationStore)
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while no job runs."""
     group: Group | None = None
@@ -272,7 +276,7 @@ class Front:
                         number * params.n + choice,
                         prompt,
                         submit,
-                        tokenizer.stream(params.skip_special, continues, markers),
+                        tokenizer.stream(params.skip_special, continues or plan.continues, markers),
                         prompt_index=number,
                         stops=StopMatcher(params.stops, params.include_stop) if params.stops else None,
                         splitter=plan.splitter() if plan.splitter else None,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 from aiohttp import web
 
-from tsd.api.wire import chat, completions, messages, native, responses, sampling
+from tsd.api.wire import chat, completions, conversations, messages, native, responses, sampling
 
 VERSION = "0.1.0"
 
@@ -35,6 +35,26 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("delete", "/v1/responses/{id}", "Forget a response", None, responses.DeletedResponse),
     Operation("post", "/v1/responses/{id}/cancel", "End a running response", None, responses.Response),
     Operation("get", "/v1/responses/{id}/input_items", "What a response was asked", None, responses.ItemList),
+    Operation(
+        "post",
+        "/v1/conversations",
+        "Keep a conversation",
+        conversations.ConversationRequest,
+        conversations.Conversation,
+    ),
+    Operation("get", "/v1/conversations/{id}", "A conversation", None, conversations.Conversation),
+    Operation(
+        "post",
+        "/v1/conversations/{id}",
+        "Change a conversation's metadata",
+        conversations.ConversationUpdate,
+        conversations.Conversation,
+    ),
+    Operation("delete", "/v1/conversations/{id}", "Forget a conversation", None, conversations.DeletedConversation),
+    Operation("post", "/v1/conversations/{id}/items", "Add items", conversations.ItemsRequest, responses.ItemList),
+    Operation("get", "/v1/conversations/{id}/items", "A conversation's items", None, responses.ItemList),
+    Operation("get", "/v1/conversations/{id}/items/{item}", "One item", None, dict[str, Any]),
+    Operation("delete", "/v1/conversations/{id}/items/{item}", "Forget one item", None, conversations.Conversation),
     Operation(
         "post",
         "/v1/messages",

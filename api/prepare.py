@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tsd.api.conversation import size_of, to_template
+from tsd.api.conversation import content_text, size_of, to_template
 from tsd.api.errors import InvalidRequest
 from tsd.api.front import Front, Text, TextPlan
 from tsd.api.output import Parser
 from tsd.api.params import Params, resolve, unsupported
 from tsd.api.parsers.output import ToolSet
-from tsd.api.parsers.registry import DEFAULT_TOOLS, TOOLS, is_thinking, reasoning_splitter, tool_parser
+from tsd.api.parsers.registry import DEFAULT_TOOLS, REASONING, TOOLS, is_thinking, reasoning_splitter, tool_parser
 from tsd.api.structured import output_grammar
 from tsd.api.tool_grammar import Tools, auto_calls
 from tsd.api.tools import ToolPlan, describe_tools, plan_tools
@@ -42,11 +42,24 @@ async def prepare_chat(front: Front, body: ChatRequest) -> Prepared:
     answer = output_grammar(body, body.response_format, limits)
     grammar = _with_calls(text, tools, answer)
     prompt = await render_chat(front, body, tools.template)
-    tail = text.tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special=False)
+    tail = _tail(text, body, prompt)
     if grammar is not None:
         grammar = await _checked(front, text, grammar, tail, "tools" if answer is None else "response_format")
     may_think = tools.forced is None and answer is None
-    return Prepared(model, params, prompt, text_plan(text, tools, grammar, tail, may_think))
+    plan = text_plan(text, tools, grammar, tail, may_think)
+    return Prepared(model, params, prompt, plan._replace(continues=bool(body.continue_final_message)))
+
+
+def _tail(text: Text, body: ChatRequest, prompt: array[int]) -> str:
+    """The prompt's end, in which it can be seen whether thinking is open there."""
+    dialect = REASONING.get(text.dialects.reasoning)
+    if body.continue_final_message and dialect is not None:
+        said = content_text(body.messages[-1].content, "messages")
+        if said.rfind(dialect.begin) > said.rfind(dialect.end):
+            return dialect.begin
+        if said.strip():
+            return dialect.end
+    return text.tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special=False)
 
 
 def _with_calls(text: Text, tools: ToolPlan, answer: Grammar | None) -> Grammar | None:
@@ -69,13 +82,29 @@ async def render_chat(front: Front, body: ChatRequest, tools: list[dict[str, Any
         messages, tools = describe_tools(messages, tools), None
     keywords = template_keywords(front, body)
     generation = body.add_generation_prompt is not False
+    continues = bool(body.continue_final_message)
+    if continues:
+        _check_continues(messages, generation)
     size = size_of(body.messages) + (len(msgspec.json.encode(tools)) if tools else 0)
     return await front.render(
         size,
         lambda limit: text.chat.encode(
-            messages, tools, add_generation_prompt=generation, keywords=keywords, limit=limit
+            messages,
+            tools,
+            add_generation_prompt=generation,
+            keywords=keywords,
+            limit=limit,
+            continue_final=continues,
         ),
     )
+
+
+def _check_continues(messages: list[dict[str, Any]], generation: bool) -> None:
+    name = "continue_final_message"
+    if generation:
+        raise InvalidRequest(f"{name} needs add_generation_prompt: false", param=name)
+    if messages[-1].get("tool_calls"):
+        raise InvalidRequest(f"{name}: the final message calls tools; only text can be continued", param=name)
 
 
 async def _checked(front: Front, text: Text, grammar: Grammar, tail: str, param: str) -> Grammar:
@@ -139,8 +168,6 @@ def _refuse_unsupported(body: ChatRequest) -> None:
         raise unsupported("web_search_options")
     if body.modalities not in (None, [], ["text"]):
         raise unsupported("modalities", "other than text are not supported")
-    if body.continue_final_message:
-        raise unsupported("continue_final_message")
     if body.echo:
         raise unsupported("echo", "is not supported here; /v1/completions has it")
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Any
+
+import msgspec
 
 from tsd.api.params import unsupported
 from tsd.api.wire.chat import ChatMessage, FunctionCall, FunctionTool, Tool, ToolCall
@@ -29,13 +32,14 @@ def functions_of(tools: list[ResponseTool] | None) -> list[Tool] | None:
     return found or None
 
 
-def chat_messages(items: str | list[InputItem]) -> list[ChatMessage]:
+def chat_messages(items: str | list[InputItem], name: str = "input") -> list[ChatMessage]:
+    """Raises InvalidRequest, naming the part of `name`, for what is not text."""
     if isinstance(items, str):
         return [ChatMessage(role="user", content=items)]
     found: list[ChatMessage] = []
     reasoning = ""
     for index, item in enumerate(items):
-        where = f"input[{index}]"
+        where = f"{name}[{index}]"
         if item.type == "message":
             message = ChatMessage(role=item.role or "user", content=_text(item.content, f"{where}.content"))
             if message.role == "assistant" and reasoning:
@@ -57,6 +61,26 @@ def chat_messages(items: str | list[InputItem]) -> list[ChatMessage]:
     return found
 
 
+def stored_items(items: str | list[InputItem]) -> list[dict[str, Any]]:
+    """As they are kept and listed: each with an id, its text as parts."""
+    if isinstance(items, str):
+        items = [InputItem(role="user", content=items)]
+    found = []
+    for item in items:
+        fields = {key: value for key, value in msgspec.to_builtins(item).items() if value is not None}
+        if item.type == "message":
+            role = fields.setdefault("role", "user")
+            if isinstance(item.content, str):
+                kind = "output_text" if role == "assistant" else "input_text"
+                fields["content"] = [{"type": kind, "text": item.content}]
+            fields.setdefault("status", "completed")
+        found.append({**fields, "id": item.id or f"{_PREFIXES.get(item.type, 'item_')}{secrets.token_hex(16)}"})
+    return found
+
+
+_PREFIXES = {"message": "msg_", "function_call": "fc_", "function_call_output": "fco_", "reasoning": "rs_"}
+
+
 def output_messages(output: list[dict[str, Any]]) -> list[ChatMessage]:
     """What a finished response adds to the conversation."""
     found: list[ChatMessage] = []
@@ -75,7 +99,7 @@ def output_messages(output: list[dict[str, Any]]) -> list[ChatMessage]:
 def _text(content: str | list[ResponsePart] | None, where: str) -> str:
     if content is None or isinstance(content, str):
         return content or ""
-    for part in content:
+    for index, part in enumerate(content):
         if part.type not in TEXTS:
-            raise unsupported(where, f"has a part of type {part.type[:40]!r}, which is not supported")
+            raise unsupported(f"{where}[{index}]", f"is a part of type {part.type[:40]!r}; only text is supported")
     return "\n".join(part.text or part.refusal or "" for part in content)

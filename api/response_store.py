@@ -1,11 +1,15 @@
-"""Finished responses, kept in memory for `previous_response_id` and `GET`: bounded in number and in bytes."""
+"""Responses, kept in memory for `previous_response_id` and `GET`: bounded in number and in bytes.
+
+Finished ones, and those that run in the background.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
+from tsd.api.background import EventLog
 from tsd.api.errors import NotFound
 from tsd.api.wire.chat import ChatMessage
 
@@ -22,6 +26,19 @@ class Stored:
     conversation: list[ChatMessage]
     """Everything said up to and with this response, without instructions."""
     size: int
+    background: bool = False
+    running: RunningResponse | None = None
+    """While it runs in the background: `body` is not read then, and `conversation` is not known."""
+    log: EventLog | None = None
+    """Of one that was asked for as a stream in the background."""
+
+
+class RunningResponse(Protocol):
+    def now(self) -> bytes:
+        """The response object as JSON, as far as it has come."""
+
+    def cancel(self) -> None:
+        """Its end comes soon after."""
 
 
 class ResponseStore:
@@ -37,11 +54,16 @@ class ResponseStore:
     def put(self, name: str, stored: Stored) -> None:
         if stored.size > self._most_bytes:
             return
+        if (old := self._kept.pop(name, None)) is not None:
+            self._bytes -= old.size
         self._kept[name] = stored
         self._bytes += stored.size
         while len(self._kept) > self._most or self._bytes > self._most_bytes:
             _, old = self._kept.popitem(last=False)
             self._bytes -= old.size
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._kept
 
     def get(self, name: str, owner: str, param: str = "response_id") -> Stored:
         """Raises NotFound for one that is not kept, or another's."""

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from tsd.api.app import make_app
+from tsd.api.conversations import ConversationStore
 from tsd.api.engines import EngineClient
 from tsd.api.front import Front
 from tsd.api.fronts import whole
@@ -97,8 +98,10 @@ class _Server:
         for client in clients:
             client.on_progress = hooks.on_progress
         fleet = Fleet(clients, options.limits)
-        responses = ResponseStore(options.fronts)
-        self.front = Front(options, fleet, outbox, Metrics(options.name), responses=responses)
+        responses, conversations = ResponseStore(options.fronts), ConversationStore(options.fronts)
+        self.front = Front(
+            options, fleet, outbox, Metrics(options.name), responses=responses, conversations=conversations
+        )
         self._lead: Lead | None = None
         self._member: Member | None = None
         self.front.metrics.log_requests = bool(options.request_log)

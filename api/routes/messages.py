@@ -99,6 +99,8 @@ def _chat_of(body: CountTokensRequest) -> ChatRequest:
     chat = ChatRequest(messages=[*_system(body.system)], model=body.model)
     for index, message in enumerate(body.messages):
         chat.messages += _messages(message, f"messages[{index}]")
+    if _is_prefill(body.messages[-1]):
+        chat.continue_final_message, chat.add_generation_prompt = True, False
     if body.thinking is not None:
         chat.chat_template_kwargs = {"enable_thinking": body.thinking.type != "disabled"}
     chat.tools = _tools(body.tools)
@@ -113,6 +115,13 @@ def _chat_of(body: CountTokensRequest) -> ChatRequest:
         else:
             raise InvalidRequest("tool_choice.type must be auto, any, tool or none", param="tool_choice.type")
     return chat
+
+
+def _is_prefill(last: InputMessage) -> bool:
+    """A conversation that ends in the assistant's own text is answered by going on with it."""
+    if last.role != "assistant":
+        return False
+    return isinstance(last.content, str) or (bool(last.content) and all(b.type == "text" for b in last.content))
 
 
 def _tools(tools: list[MessagesTool] | None) -> list[Tool] | None:
@@ -189,7 +198,9 @@ def _user(message: InputMessage, where: str) -> list[ChatMessage]:
         elif block.type == "text":
             texts.append(block.text or "")
         else:
-            raise unsupported(f"{where}.content[{index}].type", f"{block.type[:40]!r} is not supported")
+            raise unsupported(
+                f"{where}.content[{index}]", f"is a block of type {block.type[:40]!r}; only text is supported"
+            )
     flush()
     return found or [ChatMessage(role=message.role, content="")]
 
@@ -199,7 +210,7 @@ def _text_of(content: str | list[Block] | None, where: str) -> str:
         return content or ""
     for index, block in enumerate(content):
         if block.type not in ("text", "tool_reference"):
-            raise unsupported(f"{where}[{index}].type", f"{block.type[:40]!r} is not supported")
+            raise unsupported(f"{where}[{index}]", f"is a block of type {block.type[:40]!r}; only text is supported")
     return "\n".join(block.text or "" for block in content)
 
 

@@ -1,33 +1,27 @@
-"""`/v1/responses`: create, get, delete, cancel, input_items, on top of the chat path."""
+"""`/v1/responses`: create, get, delete, cancel, input_items, on top of the chat path; also in the background."""
 
 from __future__ import annotations
 
-from typing import Any
+import re
 
 import msgspec
 from aiohttp import web
 
 from tsd.api.auth import CALLER
+from tsd.api.background import EventLog, follow
 from tsd.api.body import read_json
 from tsd.api.errors import InvalidRequest
 from tsd.api.front import Front, front_of
 from tsd.api.job import Job
-from tsd.api.params import unsupported
+from tsd.api.paging import page_of
 from tsd.api.prepare import Prepared, prepare_chat
 from tsd.api.respond import json_response, new_stream, stream_job, wait_for
-from tsd.api.response_input import chat_messages, functions_of, output_messages
+from tsd.api.response_input import stored_items
+from tsd.api.response_request import Asked, builds_on, refuse_unsupported, response_of, to_chat
 from tsd.api.response_store import Stored
 from tsd.api.routes.native import abort_job
 from tsd.api.sse import encode
-from tsd.api.wire.chat import (
-    ChatMessage,
-    ChatRequest,
-    JsonSchemaFormat,
-    NamedFunction,
-    NamedToolChoice,
-    ResponseFormat,
-)
-from tsd.api.wire.responses import DeletedResponse, ItemList, Response, ResponsesRequest, ResponseToolChoice
+from tsd.api.wire.responses import DeletedResponse, Response, ResponsesRequest
 from tsd.api.wire.responses_stream import ResponseBuilder, response_usage
 
 
@@ -35,24 +29,22 @@ async def create(request: web.Request) -> web.StreamResponse:
     front = front_of(request)
     front.check_admits()
     body = await read_json(request, ResponsesRequest, front.options.limits)
-    _refuse_unsupported(body)
-    if (answer := await front.elsewhere(request, body.previous_response_id)) is not None:
+    refuse_unsupported(body)
+    if (answer := await front.elsewhere(request, builds_on(body))) is not None:
         return answer  # what was said before is kept where it was said, and so is what follows
-    owner = request[CALLER].owner
-    said: list[ChatMessage] = []
-    if body.previous_response_id:
-        said += front.responses.get(body.previous_response_id, owner, "previous_response_id").conversation
-    said += chat_messages(body.input)
-    prepared = await prepare_chat(front, _to_chat(body, said))
+    asked = Asked(front, request[CALLER].owner, body)
+    prepared = await prepare_chat(front, to_chat(body, asked.said))
     job = front.new_job("resp_", request)
-    response = _response(body, job, prepared)
+    response = response_of(body, job, prepared.model)
+    if body.background:
+        return await _in_background(front, request, job, response, asked, prepared)
     if not body.stream:
         builder = ResponseBuilder(job, response, None)
         job.sink = builder
         front.launch(job, [prepared.prompt], prepared.params, plan=prepared.plan)
         await wait_for(front, job)
         response.usage = response_usage(job)
-        _store(front, owner, body, said, response)
+        asked.keep(response)
         return json_response(response, headers={"X-Request-Id": job.public_id})
     events = new_stream(front, job)
     builder = ResponseBuilder(job, response, events)
@@ -61,126 +53,99 @@ async def create(request: web.Request) -> web.StreamResponse:
 
     def last() -> bytes:
         end = builder.last()
-        _store(front, owner, body, said, response)
+        asked.keep(response)
         return end
 
     return await stream_job(front, request, job, events, first=builder.first, last=last, failure=builder.failed)
 
 
+async def _in_background(
+    front: Front, request: web.Request, job: Job, response: Response, asked: Asked, prepared: Prepared
+) -> web.StreamResponse:
+    """It runs on whatever its client does; the response is read, followed or cancelled by its id."""
+    response.status, response.background = "queued", True
+    log = EventLog() if asked.body.stream else None
+    builder = ResponseBuilder(job, response, log)
+    job.sink = builder
+    front.launch(job, [prepared.prompt], prepared.params, plan=prepared.plan)
+    builder.enqueue()
+    running = Running(job, builder)
+    items = stored_items(asked.body.input)
+    stored = Stored(asked.owner, b"", items, [], len(encode(items)), True, running, log)
+    front.responses.put(response.id, stored)
+
+    def end(_: object) -> None:
+        last = builder.last() if job.error is None else builder.failed(job.error)
+        if log is not None:
+            log.send(last)
+            log.close()
+        if response.id in front.responses:
+            asked.keep(response, log)
+        front.release(job)
+
+    job.done.add_done_callback(end)
+    if log is not None:
+        return await follow(request, log, 0, front.options.ping_s)
+    return json_response(response, headers={"X-Request-Id": job.public_id})
+
+
+class Running:
+    """One in the background, for the store."""
+
+    def __init__(self, job: Job, builder: ResponseBuilder) -> None:
+        self._job = job
+        self._builder = builder
+
+    def now(self) -> bytes:
+        if self._job.started.done():
+            self._builder.begin()
+        return encode(self._builder.response)
+
+    def cancel(self) -> None:
+        self._builder.response.status = "cancelled"
+        abort_job(self._job)
+
+
 async def get(request: web.Request) -> web.StreamResponse:
-    stored = front_of(request).responses.get(request.match_info["id"], request[CALLER].owner)
-    return web.Response(body=stored.body, content_type="application/json")
+    """With `stream=true` the events of one in the background, from after `starting_after` on."""
+    front = front_of(request)
+    stored = front.responses.get(request.match_info["id"], request[CALLER].owner)
+    if request.query.get("stream", "").lower() in ("true", "1"):
+        if stored.log is None:
+            raise InvalidRequest("only a background response made with stream: true can be followed", param="stream")
+        after = request.query.get("starting_after", "-1")
+        if not re.fullmatch(r"-1|[0-9]{1,9}", after):
+            raise InvalidRequest("starting_after must be a sequence number", param="starting_after")
+        return await follow(request, stored.log, int(after) + 1, front.options.ping_s)
+    body = stored.body if stored.running is None else stored.running.now()
+    return web.Response(body=body, content_type="application/json")
 
 
 async def delete(request: web.Request) -> web.StreamResponse:
-    name = request.match_info["id"]
-    front_of(request).responses.delete(name, request[CALLER].owner)
+    name, store = request.match_info["id"], front_of(request).responses
+    stored = store.get(name, request[CALLER].owner)
+    store.delete(name, stored.owner)
+    if stored.running is not None:
+        stored.running.cancel()
     return json_response(DeletedResponse(name))
 
 
 async def input_items(request: web.Request) -> web.StreamResponse:
     items = front_of(request).responses.get(request.match_info["id"], request[CALLER].owner).input_items
-    ids = [item["id"] for item in items]
-    return json_response(ItemList(items, ids[0] if ids else None, ids[-1] if ids else None))
+    return json_response(page_of(items, request.query))
 
 
 async def cancel(request: web.Request) -> web.StreamResponse:
-    """Ends one that still runs; its stream closes with what there is."""
+    """Ends one that still runs; its stream closes with what there is. One that ended in the background is told."""
     front, name, owner = front_of(request), request.match_info["id"], request[CALLER].owner
     job = front.jobs.get(name)
     if job is not None and job.owner == owner and isinstance(job.sink, ResponseBuilder):
         abort_job(job)
+        if job.sink.response.background:
+            job.sink.response.status = "cancelled"
         return json_response({**msgspec.to_builtins(job.sink.response), "status": "cancelled"})
-    front.responses.get(name, owner)
-    raise InvalidRequest("the response has already ended", param="response_id", code="response_not_cancellable")
-
-
-def _refuse_unsupported(body: ResponsesRequest) -> None:
-    if body.background:
-        raise unsupported("background")
-    for name in ("conversation", "prompt", "max_tool_calls"):
-        if getattr(body, name) is not None:
-            raise unsupported(name)
-    if body.top_logprobs:
-        raise unsupported("top_logprobs", "is not supported here; /v1/chat/completions has it")
-    if body.truncation not in (None, "disabled", "auto"):
-        raise InvalidRequest("truncation must be auto or disabled", param="truncation")
-
-
-def _to_chat(body: ResponsesRequest, said: list[ChatMessage]) -> ChatRequest:
-    if not said:
-        raise InvalidRequest("input must not be empty", param="input")
-    instructions = [ChatMessage(role="system", content=body.instructions)] if body.instructions else []
-    chat = ChatRequest(messages=[*instructions, *said], model=body.model)
-    chat.max_tokens = body.max_output_tokens
-    chat.temperature, chat.top_p = body.temperature, body.top_p
-    chat.user = body.user[:256] if body.user else None
-    chat.tools = functions_of(body.tools)
-    chat.parallel_tool_calls = body.parallel_tool_calls
-    if body.reasoning is not None:
-        chat.reasoning_effort = body.reasoning.effort
-    form = body.text.format if body.text else None
-    if form is not None:
-        schema = JsonSchemaFormat(schema=form.schema) if form.type == "json_schema" else None
-        chat.response_format = ResponseFormat(type=form.type, json_schema=schema)
-    choice = body.tool_choice
-    if isinstance(choice, str):
-        chat.tool_choice = choice
-    elif isinstance(choice, ResponseToolChoice):
-        if choice.type != "function":
-            raise unsupported("tool_choice.type", f"{choice.type[:40]!r} is not supported")
-        chat.tool_choice = NamedToolChoice(function=NamedFunction(name=choice.name or ""))
-    if chat.tools is None and chat.tool_choice == "auto":
-        chat.tool_choice = None
-    return chat
-
-
-def _response(body: ResponsesRequest, job: Job, prepared: Prepared) -> Response:
-    form: dict[str, Any] = {"type": "text"}
-    if body.text is not None and body.text.format is not None:
-        form = msgspec.to_builtins(body.text.format)
-    choice = msgspec.to_builtins(body.tool_choice) if body.tool_choice is not None else "auto"
-    return Response(
-        id=job.public_id,
-        created_at=job.created,
-        model=prepared.model,
-        status="in_progress",
-        output=[],
-        tools=[msgspec.to_builtins(tool) for tool in body.tools or () if tool.type == "function"],
-        tool_choice=choice,
-        parallel_tool_calls=body.parallel_tool_calls is not False,
-        text={"format": form},
-        reasoning={
-            "effort": body.reasoning.effort if body.reasoning else None,
-            "summary": body.reasoning.summary if body.reasoning else None,
-        },
-        temperature=1.0 if body.temperature is None else body.temperature,
-        top_p=1.0 if body.top_p is None else body.top_p,
-        store=body.store is not False,
-        metadata=body.metadata or {},
-        instructions=body.instructions,
-        max_output_tokens=body.max_output_tokens,
-        previous_response_id=body.previous_response_id,
-        user=body.user,
-    )
-
-
-def _store(front: Front, owner: str, body: ResponsesRequest, said: list[ChatMessage], response: Response) -> None:
-    if body.store is False:
-        return
-    data = encode(response)
-    conversation = [*said, *output_messages(response.output)]
-    items = _items(body)
-    size = len(data) + len(encode(items)) + len(encode(conversation))
-    front.responses.put(response.id, Stored(owner, data, items, conversation, size))
-
-
-def _items(body: ResponsesRequest) -> list[dict[str, Any]]:
-    if isinstance(body.input, str):
-        part = {"type": "input_text", "text": body.input}
-        return [{"type": "message", "role": "user", "content": [part], "id": "msg_0"}]
-    found = []
-    for index, item in enumerate(body.input):
-        fields = {key: value for key, value in msgspec.to_builtins(item).items() if value is not None}
-        found.append({**fields, "id": item.id or f"item_{index}"})
-    return found
+    stored = front.responses.get(name, owner)
+    if not stored.background:
+        raise InvalidRequest("the response has already ended", param="response_id", code="response_not_cancellable")
+    body = stored.body if stored.running is None else stored.running.now()
+    return web.Response(body=body, content_type="application/json")

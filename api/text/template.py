@@ -135,9 +135,14 @@ class ChatPrompt:
         add_generation_prompt: bool = True,
         keywords: dict[str, Any] | None = None,
         limit: int | None = None,
+        continue_final: bool = False,
     ) -> array[int]:
-        """Raises InvalidRequest from the template, TextTooLong over `limit` tokens."""
+        """`continue_final`: the prompt ends where the last message's content does, for the model to go on from there.
+        Raises InvalidRequest from the template, TextTooLong over `limit` tokens."""
         guard = f"tsd{secrets.token_hex(8)}x"
+        if continue_final:
+            # With a space after it: where the template trims the content, the mark loses it.
+            messages = [*messages[:-1], {**messages[-1], "content": f"{messages[-1]['content']}{guard}end "}]
         guarded = self._guard({"messages": messages, "tools": tools}, guard)
         text = self.template.render(
             guarded.value["messages"],
@@ -145,6 +150,8 @@ class ChatPrompt:
             add_generation_prompt=add_generation_prompt,
             keywords=keywords,
         )
+        if continue_final:
+            text = _cut(text, f"{guard}end")
         if not guarded.texts:
             return self.tokenizer.encode(text, False, limit)
         return self._encode_guarded(text, guard, guarded.texts, limit)
@@ -183,6 +190,14 @@ class ChatPrompt:
             start = match.end()
         stretch(text[start:])
         return ids
+
+
+def _cut(text: str, mark: str) -> str:
+    """What the template wrote before the mark at the end of the last message's content."""
+    at = text.rfind(mark)
+    if at < 0:
+        raise InvalidRequest("the chat template does not write the final message", param="continue_final_message")
+    return text[:at] if text[at + len(mark) :].startswith(" ") else text[:at].rstrip()
 
 
 def _map_strings(value: Any, change: Callable[[str], str]) -> Any:

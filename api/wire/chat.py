@@ -87,11 +87,11 @@ class ChatRequest(SamplingFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     include_reasoning: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     echo: bool | None = None
 
     # Known, and refused unless they say what is done anyway.
     chat_template: str | None = None
-    continue_final_message: bool | None = None
     functions: list[Any] | None = None
     function_call: Any = None
     modalities: list[str] | None = None

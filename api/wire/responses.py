@@ -57,6 +57,10 @@ class TextOptions(msgspec.Struct, kw_only=True):
     verbosity: str | None = None
 
 
+class ConversationId(msgspec.Struct):
+    id: str
+
+
 class ResponsesRequest(msgspec.Struct, kw_only=True):
     input: str | list[InputItem]
     model: str | None = None
@@ -78,12 +82,14 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     prompt_cache_key: str | None = None
     include: list[str] | None = None
 
-    # Known, and refused unless they say what is done anyway.
     background: bool | None = None
-    conversation: Any = None
+    conversation: str | ConversationId | None = None
+    max_tool_calls: int | None = None
+    """Of tools that the server itself would run: there are none."""
+
+    # Known, and refused unless they say what is done anyway.
     prompt: Any = None
     top_logprobs: int | None = None
-    max_tool_calls: int | None = None
 
 
 class InputTokensDetails(msgspec.Struct):
@@ -129,6 +135,8 @@ class Response(msgspec.Struct):
     instructions: str | None = None
     max_output_tokens: int | None = None
     previous_response_id: str | None = None
+    conversation: ConversationId | None = None
+    max_tool_calls: int | None = None
     user: str | None = None
     usage: ResponseUsage | None = None
     error: ResponseError | None = None

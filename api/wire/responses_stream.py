@@ -1,7 +1,8 @@
 """Builds a response's output items as they grow and, for a stream, tells each change in the dialect's full order.
 
-created, in_progress, then for each item: output_item.added, [content_part.added,] its deltas, its done,
-[content_part.done,] output_item.done; at the end completed, incomplete or failed.
+created, in_progress (in the background created, queued, and in_progress once it runs), then for each item:
+output_item.added, [content_part.added,] its deltas, its done, [content_part.done,] output_item.done; at the end
+completed, incomplete or failed.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
+from tsd.api.background import EventLog
 from tsd.api.errors import ApiError
 from tsd.api.job import Job
 from tsd.api.output import CallDelta, Delta, Ending
@@ -39,27 +41,41 @@ def response_usage(job: Job) -> ResponseUsage:
 class ResponseBuilder:
     """A job's sink. Without `events` it only builds."""
 
-    def __init__(self, job: Job, response: Response, events: EventStream | None) -> None:
+    def __init__(self, job: Job, response: Response, events: EventStream | EventLog | None) -> None:
         self.response = response
         self._job = job
         self._events = events
-        self._number = 0
+        self._number = 2
+        """0 and 1 are the opening's, which are sent before what the buffer holds."""
         self._item: dict[str, Any] | None = None
         self._text: list[str] = []
         self._opening = self._created()
 
     def first(self) -> bytes:
-        """created and in_progress, as the response was before anything came."""
-        return self._opening
+        """created and in_progress (or queued), as the response was before anything came."""
+        return b"".join(self._opening)
 
-    def _created(self) -> bytes:
+    def _created(self) -> list[bytes]:
         events = [
             {"type": f"response.{kind}", "response": self.response, "sequence_number": number}
-            for number, kind in enumerate(("created", "in_progress"))
+            for number, kind in enumerate(("created", self.response.status))
         ]
-        return b"".join(named_event(str(event["type"]), event) for event in events)
+        return [named_event(str(event["type"]), event) for event in events]
+
+    def enqueue(self) -> None:
+        """In the background: the opening goes out now."""
+        if self._events is not None:
+            for event in self._opening:
+                self._events.send(event)
+
+    def begin(self) -> None:
+        """The engine has taken it."""
+        if self.response.status == "queued":
+            self.response.status = "in_progress"
+            self._send("response.in_progress", response=self.response)
 
     def delta(self, sequence: Sequence, delta: Delta) -> None:
+        self.begin()
         if delta.reasoning:
             self._enter("reasoning")
             self._grow("response.reasoning_text.delta", delta.reasoning, content_index=0)
@@ -152,8 +168,7 @@ class ResponseBuilder:
             self._events.send(self._event(kind, **fields))
 
     def _event(self, kind: str, **fields: Any) -> bytes:
-        # 0 and 1 are `created` and `in_progress`, which are sent before what the buffer holds.
-        number, self._number = self._number + 2, self._number + 1
+        number, self._number = self._number, self._number + 1
         data = encode({"type": kind, "sequence_number": number, **fields})
         return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
 

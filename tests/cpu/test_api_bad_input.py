@@ -80,7 +80,7 @@ BAD: list[tuple[str, str, Any, int, str | None]] = [
     ("no messages", CHAT, {"max_tokens": 2}, 400, "messages"),
     ("empty messages", CHAT, chat(messages=[]), 400, "messages"),
     ("unknown role", CHAT, chat(messages=[{"role": "wizard", "content": ""}]), 400, "messages[0].role"),
-    ("an image", CHAT, chat(messages=[{"role": "user", "content": IMAGE}]), 400, "messages[0].content"),
+    ("an image", CHAT, chat(messages=[{"role": "user", "content": IMAGE}]), 400, "messages[0].content[0]"),
     ("suffix", TEXT, text(suffix="x"), 400, "suffix"),
     ("best_of", TEXT, text(best_of=4), 400, "best_of"),
     ("beam search", TEXT, text(use_beam_search=True), 400, "use_beam_search"),

@@ -154,9 +154,10 @@ def test_length_is_incomplete_and_bad_requests(tmp_path: Path) -> None:
             for body, param in (
                 ({}, "input"),
                 ({"input": []}, "input"),
-                ({"input": "x", "background": True}, "background"),
+                ({"input": "x", "background": True, "store": False}, "background"),
+                ({"input": "x", "prompt": {"id": "pmpt_1"}}, "prompt"),
                 ({"input": "x", "max_output_tokens": 0}, "max_tokens"),
-                ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content"),
+                ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
                 ({"input": "x", "tools": [WEATHER], "tool_choice": {"type": "file_search"}}, "tool_choice.type"),
                 ({"input": "x", "text": {"format": {"type": "xml"}}}, "response_format.type"),
             ):
