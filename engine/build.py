@@ -22,6 +22,7 @@ from tsd.engine.memory import GIB, MemoryPlan, plan_memory
 from tsd.engine.model_config import ModelConfig, load_model_config
 from tsd.engine.model_errors import ModelError
 from tsd.engine.models import Decoder, LoadProgress, build_model
+from tsd.engine.precompile import Precompile
 from tsd.engine.weights import open_weights
 from tsd.kernels.cpu.threads import set_threads
 from tsd.kernels.registry import select
@@ -46,15 +47,15 @@ class Phases:
         self._name, self._began = name, now
 
 
-def build_engine(config: EngineConfig, report: Report) -> EngineParts:
-    """Loads everything. Raises StartError with a sentence for the operator."""
+def build_engine(config: EngineConfig, report: Report, compiling: Precompile | None = None) -> EngineParts:
+    """Loads everything, while `compiling` compiles kernels. Raises StartError with a sentence for the operator."""
     try:
-        return _build(config, report)
+        return _build(config, report, compiling)
     except (ModelError, KernelError) as error:
         raise StartError(str(error)) from error
 
 
-def _build(config: EngineConfig, report: Report) -> EngineParts:
+def _build(config: EngineConfig, report: Report, compiling: Precompile | None) -> EngineParts:
     phases = Phases()
     phases.begin("weights")
     device = open_device(config)
@@ -72,8 +73,9 @@ def _build(config: EngineConfig, report: Report) -> EngineParts:
     version = weights_version(config, model)
     disk = open_disk(config, memory, cache, version)
     executor = make_executor(config, model, cache, memory, disk, report)
+    compiled = compiling is not None and compiling.wait(report)
     phases.begin("warmup")
-    captured = executor.warm_up()
+    captured = executor.warm_up(compiled)
     report("kernels", f"warmed up, {captured.get('captured', 0)} graphs", 1.0)
     phases.begin("")
     return EngineParts(

@@ -18,9 +18,10 @@ from typing import Any
 import msgspec
 import uvloop
 
-from tsd.engine import life, transport
+from tsd.engine import life, precompile, transport
 from tsd.engine.config import EngineConfig
 from tsd.engine.errors import StartError
+from tsd.engine.precompile import Precompile
 from tsd.engine.protocol import (
     Abort,
     Command,
@@ -42,8 +43,9 @@ HEARTBEAT_S = 0.5
 class Worker:
     """One engine's process. `run` returns the exit code."""
 
-    def __init__(self, config: EngineConfig, socket_path: str) -> None:
+    def __init__(self, config: EngineConfig, socket_path: str, compiling: Precompile | None = None) -> None:
         self.config = config
+        self._compiling = compiling
         self.socket_path = socket_path
         self.started_at = time.monotonic()
         self._history: list[Progress | Ready] = []
@@ -83,7 +85,7 @@ class Worker:
         def build() -> Any:
             from tsd.engine.build import build_engine
 
-            return build_engine(self.config, self.report)
+            return build_engine(self.config, self.report, self._compiling)
 
         try:
             parts = await asyncio.to_thread(build)
@@ -172,8 +174,8 @@ def freeze_garbage() -> None:
     gc.disable()
 
 
-async def _run(config: EngineConfig, socket_path: str) -> int:
-    return await Worker(config, socket_path).run()
+async def _run(config: EngineConfig, socket_path: str, compiling: Precompile | None) -> int:
+    return await Worker(config, socket_path, compiling).run()
 
 
 def main() -> int:
@@ -190,7 +192,9 @@ def main() -> int:
     # Idle OpenMP threads spin and starve the loop on a small machine; our kernels bring their own threads.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    return uvloop.run(_run(config, sys.argv[1]))
+    # First of all: it takes longer than anything else in a start.
+    compiling = precompile.start(config)
+    return uvloop.run(_run(config, sys.argv[1], compiling))
 
 
 if __name__ == "__main__":

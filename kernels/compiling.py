@@ -42,6 +42,33 @@ def compile_only(threads: int = 0) -> Iterator[None]:
         JITFunction.run = launch  # type: ignore[method-assign]
 
 
+class CompilationWatch:
+    """Within it, which kernels Triton had to compile, and how many it loaded, compiled or not."""
+
+    def __init__(self) -> None:
+        self.compiled: list[str] = []
+        self.loaded = 0
+
+    def __enter__(self) -> None:
+        if find_spec("triton") is None:
+            return
+        from triton import knobs
+
+        def told(*, src: Any, cache_hit: bool, **_: Any) -> None:
+            self.loaded += 1
+            if not cache_hit:
+                self.compiled.append(str(getattr(src, "name", "")))
+
+        self._before = knobs.compilation.listener
+        knobs.compilation.listener = told
+
+    def __exit__(self, *_: object) -> None:
+        if find_spec("triton") is not None:
+            from triton import knobs
+
+            knobs.compilation.listener = self._before
+
+
 class CompilationCounter:
     """Counts kernels compiled (or read from Triton's disk cache) since `start`; after ready it should stay at 0."""
 

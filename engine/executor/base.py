@@ -51,8 +51,11 @@ class Executor(Protocol):
 
     def landed(self) -> list[StepResult | MoveResult]: ...
 
-    def warm_up(self) -> dict[str, Any]:
-        """Runs every kernel variant once, so that no request meets a compiler; returns what was captured."""
+    def warm_up(self, compiled: bool = False) -> dict[str, Any]:
+        """Runs every kernel variant once, so that no request meets a compiler; returns what was captured.
+
+        `compiled` tells that the kernels should lie ready in the compiler's cache.
+        """
         ...
 
     def describe_kernels(self) -> list[dict[str, Any]]: ...

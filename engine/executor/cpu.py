@@ -69,7 +69,7 @@ class CpuExecutor:
             results.append(result)
         return results
 
-    def warm_up(self) -> dict[str, Any]:
+    def warm_up(self, compiled: bool = False) -> dict[str, Any]:
         """Runs a prefill and a decode step on page 0, which no request owns yet."""
         for plan in warm_up_plans(self.cache.page_size):
             with torch.inference_mode():

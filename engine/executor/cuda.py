@@ -6,10 +6,12 @@ replays a graph, and brings the sampled tokens back on a side stream whose last 
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections import deque
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -24,14 +26,16 @@ from tsd.engine.executor.rows import Rows
 from tsd.engine.executor.sampling import logprobs_of, prompt_logprobs_of
 from tsd.engine.executor.staging import UPDATES, TokenRing
 from tsd.engine.executor.wake import Landing
-from tsd.engine.executor.warmup import warm_up_plans
+from tsd.engine.executor.warmup import touch, warm_up_plans
 from tsd.engine.kernel_report import describe
 from tsd.engine.models import Decoder
 from tsd.engine.tiers import BlockStore, HostPages, Mover, MoveResult
-from tsd.kernels.compiling import CompilationCounter, compile_only
+from tsd.kernels.compiling import CompilationCounter, CompilationWatch, compile_only
 from tsd.kernels.registry import Selection
-from tsd.kernels.sampling.types import Sampled, greedy_state
+from tsd.kernels.sampling.types import Sampled
 from tsd.scheduler.types import ExecutionPlan
+
+log = logging.getLogger("tsd.engine")
 
 
 class CudaExecutor:
@@ -298,25 +302,48 @@ class CudaExecutor:
 
     # -- the rest --------------------------------------------------------------------------------------------------
 
-    def warm_up(self) -> dict[str, Any]:
+    def warm_up(self, compiled: bool = False) -> dict[str, Any]:
         """Compiles and runs every kernel variant, then captures the graphs; no request meets a compiler."""
         with torch.cuda.stream(self.stream), torch.inference_mode():
             began = time.monotonic()
-            with compile_only():
+            watch = CompilationWatch()
+            with watch, self._shallow():
+                if not compiled:
+                    with compile_only():
+                        self._touch_everything()
                 self._touch_everything()
-            torch.cuda.synchronize()
-            compiled = time.monotonic()
-            self._report("kernels", f"compiled in {compiled - began:.1f} s", 0.5)
-            self._run_warm_up_plans()
+                torch.cuda.synchronize()
+            if compiled and watch.compiled:
+                names = ", ".join(sorted(set(watch.compiled)))
+                log.warning("%d kernels were not compiled ahead: %s", len(watch.compiled), names)
+            ready = time.monotonic()
+            self._report("kernels", f"{watch.loaded} kernels loaded in {ready - began:.1f} s", 0.5)
             if self.decode.buckets:
                 self._capture()
-                self._report("graphs", f"captured in {time.monotonic() - compiled:.1f} s", 1.0)
+            self._run_warm_up_plans()
+            self._report("graphs", f"captured in {time.monotonic() - ready:.1f} s", 1.0)
         if self._timed:
             self._set_origin()
         self._compilations.start()
         return self.statistics()["graphs"]
 
+    @contextmanager
+    def _shallow(self) -> Iterator[None]:
+        """Within, steps run the first two layers only, which launch every kernel that all of them do."""
+        shallow = self.model.first_layers(2)
+        self.decode.model = self.mixed.model = shallow
+        try:
+            yield
+        finally:
+            self.decode.model = self.mixed.model = self.model
+
+    def _touch_everything(self) -> None:
+        """Calls each step at each size."""
+        self.decode.stage_padding()
+        touch(self.decode, self.mixed, self._sample, max_rows=self.padding, vocab_size=self.vocab_size)
+
     def _run_warm_up_plans(self) -> None:
+        """The ways of the loop, with a prompt and its first tokens."""
         for plan in warm_up_plans(self.cache.page_size):
             self.rows.apply(plan)
             launch = self._launch_decode if plan.num_decode else self._launch_mixed
@@ -324,29 +351,11 @@ class CudaExecutor:
         torch.cuda.synchronize()
         self.decode.stage_padding()
 
-    def _touch_everything(self) -> None:
-        """Calls each step at each size, for what its kernels need compiled."""
-        self.decode.stage_padding()
-        rows = [rows for rows in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512) if rows <= self.padding]
-        for count in sorted({*rows, self.padding, *self.decode.buckets}):
-            self.decode.greedy(count)
-        for count in sorted({1, 2, self.padding}):
-            self._touch_sampling(count)
-        self.mixed.touch()
-        self._run_warm_up_plans()
-
-    def _touch_sampling(self, rows: int) -> None:
-        """Draws `rows` rows with and without filters and log-probabilities."""
-        logits = torch.zeros((rows, self.vocab_size), dtype=self.model.dtype, device=self.device)
-        plain = greedy_state(rows, self.device)
-        drawn = replace(plain, greedy=False, temperature=torch.ones_like(plain.temperature))
-        for state in (drawn, replace(drawn, filtered=True), replace(plain, logprobs=1), replace(drawn, logprobs=1)):
-            self._sample(logits, state)
-
     def _capture(self) -> None:
         self.decode.capture(lambda done: self._report("graphs", "", done / 2))
         pool = self.decode.greedy_graphs.pool
         self.mixed.capture(pool, self.stream, lambda done: self._report("graphs", "", 0.5 + done / 2))
+        torch.cuda.synchronize()
 
     def describe_kernels(self) -> list[dict[str, Any]]:
         return describe(self.model.describe_kernels(), self._sample)

@@ -7,9 +7,11 @@ largest to the smallest.
 
 from __future__ import annotations
 
+import ctypes
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -29,6 +31,42 @@ class CapturedStep:
     """Tokens [rows] of a greedy graph, logits [rows, V] of a forward-only one."""
 
 
+def record(
+    body: Callable[[], torch.Tensor], stream: torch.cuda.Stream, pool: Any
+) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+    """The launches of `body` as a graph on the device, and its output. Queues nothing and does not wait.
+
+    `torch.cuda.graph` would wait for the device and hand its unused memory back, each time.
+    """
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        if pool is None:
+            graph.capture_begin()
+        else:
+            graph.capture_begin(pool)
+        try:
+            output = body()
+        finally:
+            graph.capture_end()
+        upload(graph, stream)
+    return graph, output
+
+
+def upload(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> None:
+    """Puts a graph on the device: better now than under the first request of its size."""
+    if not hasattr(graph, "raw_cuda_graph_exec"):
+        graph.replay()  # older torch does not tell its handle; a replay uploads too
+        return
+    handle = ctypes.c_void_p(graph.raw_cuda_graph_exec())
+    if code := _driver().cuGraphUpload(handle, ctypes.c_void_p(stream.cuda_stream)):
+        raise RuntimeError(f"cuGraphUpload failed with CUDA error {code}")
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
 class StepGraphs:
     """Graphs by bucket. `body(rows)` queues a step of that many rows and returns its output tensor."""
 
@@ -44,17 +82,10 @@ class StepGraphs:
         return self.buckets[place] if place < len(self.buckets) else None
 
     def capture(self, body: Callable[[int], torch.Tensor], report: Callable[[int, int], None]) -> None:
-        """Records `body` for each bucket. Every kernel must have run before; the largest runs once more."""
+        """Records `body` for each bucket, with nothing run. Every kernel must have run before at each bucket's size."""
         for done, rows in enumerate(sorted(self.buckets, reverse=True)):
-            if done == 0:
-                body(rows)
-                torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self.pool, stream=self._stream):
-                output = body(rows)
+            graph, output = record(partial(body, rows), self._stream, self.pool)
             self.pool = self.pool or graph.pool()
-            # The first replay uploads the graph: better now than under the first request of its size.
-            graph.replay()
             self.captured[rows] = CapturedStep(graph, rows, output)
             report(done + 1, len(self.buckets))
 

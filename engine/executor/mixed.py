@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from tsd.engine.batch import ForwardBatch, KVCache
+from tsd.engine.executor.graphs import record
 from tsd.engine.executor.rows import HostBatch
+from tsd.engine.executor.staging import pinned
 from tsd.engine.models import Decoder
 
 TOKEN_BUCKETS = (
@@ -25,6 +28,10 @@ TOKEN_BUCKETS = (
 _RING = 4
 """Deeper than the steps that can be on their way, so that a block's copy is done when its turn comes again."""
 
+_ROW_STEPS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+_TOKEN_STEPS = (1, 2, 16, 32, 64)
+_MANY = 80
+"""Numbers of rows and tokens that stand for all others, as far as kernels tell them apart, where there is no graph."""
 
 _EMPTY = np.zeros(0, np.int32)
 _NOTHING = HostBatch(_EMPTY, _EMPTY, _EMPTY, _EMPTY, np.zeros(1, np.int32), _EMPTY, _EMPTY, 0, 0)
@@ -58,7 +65,7 @@ class MixedSteps:
         self._max_tokens = max_tokens
         size = 3 * max_tokens + 4 * max_rows + 1
         self._block = torch.zeros(size, dtype=torch.int32, device=device)
-        self._host = [torch.zeros(size, dtype=torch.int32, pin_memory=True) for _ in range(_RING)]
+        self._host = [pinned(size, device) for _ in range(_RING)]
         self._views = [block.numpy() for block in self._host]
         self._turn = 0
         self._graphs: dict[Bucket, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
@@ -87,30 +94,42 @@ class MixedSteps:
         )
 
     def capture(self, pool: Any, stream: torch.cuda.Stream, report: Callable[[float], None]) -> None:
-        """Records a graph for each bucket, the largest first."""
+        """Records a graph for each bucket, the largest first; every kernel must have run at each size (`touch`)."""
         tokens = [size for size in TOKEN_BUCKETS if size <= self._max_tokens]
         buckets = [
             Bucket(size, rows) for size in reversed(tokens) for rows in reversed(self._row_buckets) if rows <= size
         ]
-        none = np.zeros(0, np.int32)
-        empty = HostBatch(none, none, none, none, np.zeros(1, np.int32), none, none, 0, 0)
         for done, bucket in enumerate(buckets):
-            self._send(empty, bucket)
-            self._captured_body(bucket)
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool, stream=stream):
-                logits = self._captured_body(bucket)
-            self._graphs[bucket] = (graph, logits)
-            # The first replay uploads the graph: better now than under the first request of its size.
-            graph.replay()
+            self._graphs[bucket] = record(partial(self._captured_body, bucket), stream, pool)
             report((done + 1) / len(buckets))
 
-    def touch(self) -> None:
-        """Calls the step at each size once, for what its kernels need compiled."""
+    def touch(self, graphs: bool) -> None:
+        """Calls the step at each size, for what its kernels need compiled; also as it runs where no graph serves it."""
         for bucket in self._buckets():
-            self._send(_NOTHING, bucket)
-            self._captured_body(bucket)
+            self._touch(partial(self._captured_body, bucket), bucket)
+        if graphs and self._max_tokens in TOKEN_BUCKETS:
+            return
+        rows = {size for size in _ROW_STEPS if size <= self.max_rows} | {self.max_rows}
+        for bucket in {*(Bucket(max(_MANY, size), size) for size in rows), *(Bucket(size, 1) for size in _TOKEN_STEPS)}:
+            for num_decode in {0, bucket.rows - 1}:
+                body = partial(
+                    self._forward,
+                    bucket,
+                    rows=bucket.rows,
+                    wanted=bucket.rows,
+                    num_decode=num_decode,
+                    max_query_len=bucket.tokens,
+                    max_kv_len=bucket.tokens,
+                )
+                self._touch(body, bucket)
+
+    def _touch(self, body: Callable[[], torch.Tensor], bucket: Bucket) -> None:
+        if bucket.tokens > self._max_tokens:
+            return
+        self._send(_NOTHING, bucket)
+        body()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()  # the ring of blocks is no deeper than steps are in flight
 
     def _buckets(self) -> list[Bucket]:
         tokens = [size for size in TOKEN_BUCKETS if size <= self._max_tokens]

@@ -24,6 +24,11 @@ _GREEDY_FIELDS = 2
 """A greedy step needs no more than the first two fields."""
 
 
+def pinned(size: int | tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """Zeroed int32 words of host memory from which a copy to `device` does not wait."""
+    return torch.zeros(size, dtype=torch.int32, pin_memory=device.type == "cuda")
+
+
 class StagingBlock:
     """Views into one block of words, on either side."""
 
@@ -52,7 +57,7 @@ class Staging:
         self._landing = landing
         self.device = StagingBlock(torch.zeros(size, dtype=torch.int32, device=device), rows)
         self._target = self.device.words.data_ptr()
-        self._host = [StagingBlock(torch.zeros(size, dtype=torch.int32, pin_memory=True), rows) for _ in range(DEPTH)]
+        self._host = [StagingBlock(pinned(size, device), rows) for _ in range(DEPTH)]
         self._sources = [block.words.data_ptr() for block in self._host]
         self._views = [
             {name: field.numpy() for name, field in block.fields.items()}
@@ -92,7 +97,7 @@ class TokenRing:
 
     def __init__(self, rows: int, device: torch.device, landing: Landing) -> None:
         self.device = torch.zeros(rows, dtype=torch.int32, device=device)
-        self._host = torch.zeros((DEPTH, rows), dtype=torch.int32, pin_memory=True)
+        self._host = pinned((DEPTH, rows), device)
         self.views = self._host.numpy()
         self._landing = landing
         self._source = self.device.data_ptr()

@@ -5,6 +5,7 @@ Owns the order of the layers and nothing below it: layers choose kernels and for
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import ClassVar, NamedTuple
 
@@ -141,6 +142,13 @@ class Decoder:
         for qkv, attention, out, gate_up, down in self._blocks:
             mix = (attention.decode, attention.write, attention.attend)
             self._calls.append((qkv.call, *mix, out.call, gate_up.call, down.call))
+
+    def first_layers(self, count: int) -> Decoder:
+        """A model of the first `count` layers, with embedding and head, over the same weights: what a kernel needs of
+        a step (sizes, types, alignment) is the same in each layer."""
+        shallow = copy.copy(self)
+        shallow._calls = self._calls[:count]
+        return shallow
 
     @property
     def num_parameters(self) -> int:

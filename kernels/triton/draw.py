@@ -37,12 +37,23 @@ def _is_filtered(k, p, least, V):
     return ((k > 0) & (k < V)) | (p < 1.0) | (least > 0.0)
 
 
-@triton.jit(do_not_specialize=["bias_count", "stop_count", "mask_words", "groups"])
+# What a row asks of sampling varies from step to step; a variant for each mixture of it could not be compiled ahead.
+_ROW = ("temperature", "seeds", "token_index", "top_k", "top_p", "min_p")
+_EDITS = ("frequency", "presence", "repetition", "counts", "seen", "bias_ids", "bias_values", "stop_ids", "min_tokens")
+FREQUENCY, PRESENCE, REPETITION, COUNTS, SEEN = 1, 2, 4, 8, 16
+"""Bits of `edits`."""
+
+
+@triton.jit(
+    do_not_specialize=["edits", "bias_count", "stop_count", "mask_words", "groups"],
+    do_not_specialize_on_alignment=[*_ROW, *_EDITS, "bitmask"],
+)
 def score_kernel(
     logits,
     temperature,
     seeds,
     token_index,
+    edits,
     frequency,
     presence,
     repetition,
@@ -71,14 +82,7 @@ def score_kernel(
     V,
     BV: tl.constexpr,
     GROUP: tl.constexpr,
-    FREQUENCY: tl.constexpr,
-    PRESENCE: tl.constexpr,
-    REPETITION: tl.constexpr,
-    COUNTS: tl.constexpr,
-    SEEN: tl.constexpr,
-    BIAS: tl.constexpr,
-    STOP: tl.constexpr,
-    MASK: tl.constexpr,
+    EDITED: tl.constexpr,
     GREEDY: tl.constexpr,
     FILTERED: tl.constexpr,
     MASS: tl.constexpr,
@@ -86,6 +90,7 @@ def score_kernel(
 ):
     """One block of one row's ids. Grid (rows, blocks); per-block outputs are [rows, blocks].
 
+    EDITED: penalties and biases apply, those whose bit of `edits` is set or whose count is not 0.
     FILTERED: rows with filters keep their scores [rows, V], and of each block the highest, its Σ exp(score - highest)
     and the highest of each GROUP; the noise is left to `pick_kernel`, which needs it for few ids.
     """
@@ -102,32 +107,30 @@ def score_kernel(
         tl.store(raw_tops + spot, top)
         tl.store(raw_masses + spot, tl.sum(tl.exp(raw - tl.where(top == -float("inf"), 0.0, top)), 0))
     score = raw
-    if COUNTS:
-        count = tl.load(counts + row * V + ids, mask=live, other=0)
-    if REPETITION:
-        known = ids < 0
-        if COUNTS:
-            known = known | (count > 0)
-        if SEEN:
-            known = known | (tl.load(seen + row * V + ids, mask=live, other=0) != 0)
-        penalty = tl.load(repetition + row)
-        score = tl.where(known, tl.where(score > 0, score / penalty, score * penalty), score)
-    if COUNTS:
-        if FREQUENCY:
+    index = tl.load(token_index + row)
+    if EDITED:
+        count = tl.zeros([BV], tl.int32)
+        if (edits & 8) != 0:
+            count = tl.load(counts + row * V + ids, mask=live, other=0)
+        if (edits & 4) != 0:
+            known = count > 0
+            if (edits & 16) != 0:
+                known = known | (tl.load(seen + row * V + ids, mask=live, other=0) != 0)
+            penalty = tl.load(repetition + row)
+            score = tl.where(known, tl.where(score > 0, score / penalty, score * penalty), score)
+        if (edits & 1) != 0:
             score -= tl.load(frequency + row) * count.to(tl.float32)
-        if PRESENCE:
+        if (edits & 2) != 0:
             score -= tl.where(count > 0, tl.load(presence + row), 0.0)
-    if BIAS:
         for entry in range(bias_count):
             biased = tl.load(bias_ids + row * bias_count + entry)
             score += tl.where(ids == biased, tl.load(bias_values + row * bias_count + entry), 0.0)
-    if MASK:
-        word = tl.load(bitmask + row * mask_words + ids // 32, mask=live, other=0)
-        score = tl.where(((word >> (ids % 32)) & 1) != 0, score, -float("inf"))
-    index = tl.load(token_index + row)
-    if STOP and index < tl.load(min_tokens + row):
-        for entry in range(stop_count):
-            score = tl.where(ids == tl.load(stop_ids + row * stop_count + entry), -float("inf"), score)
+        if mask_words > 0:
+            word = tl.load(bitmask + row * mask_words + ids // 32, mask=live, other=0)
+            score = tl.where(((word >> (ids % 32)) & 1) != 0, score, -float("inf"))
+        if (stop_count > 0) & (index < tl.load(min_tokens + row)):
+            for entry in range(stop_count):
+                score = tl.where(ids == tl.load(stop_ids + row * stop_count + entry), -float("inf"), score)
     if not GREEDY:
         heat = tl.load(temperature + row)
         if heat > 0.0:
@@ -307,7 +310,10 @@ def _by_elimination(hot, seed, index, V, top, everything, bound, k, p, ranked, B
     return token
 
 
-@triton.jit(do_not_specialize=["groups", "blocks"])
+@triton.jit(
+    do_not_specialize=["groups", "blocks"],
+    do_not_specialize_on_alignment=[*_ROW, "tokens", "logprobs", "ranks", "feed", "feed_rows"],
+)
 def pick_kernel(
     best_scores,
     best_ids,

@@ -9,7 +9,7 @@ import triton.language as tl
 from tsd.kernels.weight import Weight
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["ids"])
 def lookup_kernel(ids, table, y, K, BK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     token = tl.load(ids + row).to(tl.int64)

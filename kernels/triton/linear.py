@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 import triton
 
+from tsd.kernels.platform import detect
 from tsd.kernels.triton.gemv import gemv_kernel
 from tsd.kernels.triton.norm import rms, silu_mul
 from tsd.kernels.triton.skinny import skinny_kernel
@@ -93,8 +94,9 @@ def dump_plan(plan: Plan) -> dict[str, int | float | str]:
 @cache
 def plan_for(device: torch.device, n: int, k: int, rows: int, gated: bool) -> Plan:
     """The tiling for `rows` rows (a bucket), tuned or by rule."""
-    if device.type == "cuda":
-        found = tuned(torch.cuda.get_device_name(device))
+    platform = detect(str(device))
+    if platform.kind == "cuda":
+        found = tuned(platform.name)
         key = site(n, k, rows, gated=gated)
         if key in found:
             return found[key]

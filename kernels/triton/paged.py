@@ -92,7 +92,10 @@ def _finish(spots, acc, weight, live):
     tl.store(spots, (acc / seen[:, None]).to(spots.dtype.element_ty), mask=live)
 
 
-@triton.jit(do_not_specialize=["table_stride", "rows", "splits", "target", "floor"])
+@triton.jit(
+    do_not_specialize=["table_stride", "rows", "splits", "target", "floor"],
+    do_not_specialize_on_alignment=["query_start", "kv_lens", "kv_slots"],
+)
 def paged_kernel(
     q,
     k_cache,

@@ -44,7 +44,7 @@ def turned(heads, weight, cos_sin, position, d, live, D: tl.constexpr, R: tl.con
     return full * cos + pair * sin
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["positions", "kv_slots"])
 def rope_write_kernel(
     qkv,
     q,

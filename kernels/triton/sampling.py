@@ -6,7 +6,7 @@ import torch
 import triton
 
 from tsd.kernels.sampling.types import Sampled, SamplingState
-from tsd.kernels.triton.draw import pick_kernel, score_kernel
+from tsd.kernels.triton.draw import COUNTS, FREQUENCY, PRESENCE, REPETITION, SEEN, pick_kernel, score_kernel
 from tsd.kernels.triton.target import dependent
 from tsd.kernels.triton.workspace import workspace
 
@@ -14,6 +14,8 @@ BLOCK = 4096
 """Ids of a program of `score_kernel`."""
 GROUP = 64
 """Neighbouring ids of which only the highest is looked at to find where the high scores lie."""
+_ALIGNED = 32
+"""Words."""
 KEEP = 128
 """Groups that are looked into; a larger top-k takes passes over the whole row."""
 
@@ -37,32 +39,36 @@ def sample(
     logprobs = torch.empty(rows, dtype=torch.float32, device=device) if state.logprobs >= 0 else None
     ranks = torch.empty(rows, dtype=torch.int32, device=device) if state.logprobs >= 0 else None
     filtered = state.filtered and not state.greedy
+    edited = state.edits_logits
     blocks = triton.cdiv(vocab, BLOCK)
     groups = triton.cdiv(vocab, GROUP)
     sizes = [rows * blocks] * 6 + [rows * size if filtered else 0 for size in (groups, KEEP, vocab)]
+    # Each part is aligned, whatever the number of rows: else kernels are compiled for either case.
+    sizes = [-(-size // _ALIGNED) * _ALIGNED for size in sizes]
     scratch = workspace(device).floats(sum(sizes))
     parts = scratch[: sum(sizes)].split(sizes)
     best_scores, best_ids, raw_tops, raw_masses, hot_tops, hot_masses, group_tops, listed, hot = parts
     pdl, launch = dependent(device)
-    none = logits
+    whole, real = tokens, scratch
     bias_ids, stop_ids, bitmask = state.bias_ids, state.stop_ids, state.bitmask
     score_kernel[(rows, blocks)](
         logits,
         state.temperature,
         state.seeds,
         state.token_index,
-        _or(state.frequency_penalty, none),
-        _or(state.presence_penalty, none),
-        _or(state.repetition_penalty, none),
-        _or(state.output_counts, none),
-        _or(state.prompt_seen, none),
-        _or(bias_ids, none),
-        _or(state.bias_values, none),
-        0 if bias_ids is None else bias_ids.shape[1],
-        _or(stop_ids, none),
-        0 if stop_ids is None else stop_ids.shape[1],
-        _or(state.min_tokens, none),
-        _or(bitmask, none),
+        _edits(state),
+        _or(state.frequency_penalty, real),
+        _or(state.presence_penalty, real),
+        _or(state.repetition_penalty, real),
+        _or(state.output_counts, whole),
+        (state.prompt_seen if state.prompt_seen is not None else whole).view(torch.uint8),
+        _or(bias_ids, whole),
+        _or(state.bias_values, real),
+        0 if bias_ids is None or state.bias_values is None else bias_ids.shape[1],
+        _or(stop_ids, whole),
+        0 if stop_ids is None or state.min_tokens is None else stop_ids.shape[1],
+        _or(state.min_tokens, whole),
+        _or(bitmask, whole),
         0 if bitmask is None else bitmask.shape[1],
         state.top_k,
         state.top_p,
@@ -79,17 +85,10 @@ def sample(
         vocab,
         BV=BLOCK,
         GROUP=GROUP,
-        FREQUENCY=state.frequency_penalty is not None,
-        PRESENCE=state.presence_penalty is not None,
-        REPETITION=state.repetition_penalty is not None,
-        COUNTS=state.output_counts is not None,
-        SEEN=state.prompt_seen is not None,
-        BIAS=bias_ids is not None and state.bias_values is not None,
-        STOP=stop_ids is not None and state.min_tokens is not None,
-        MASK=bitmask is not None,
+        EDITED=edited,
         GREEDY=state.greedy,
         FILTERED=filtered,
-        MASS=logprobs is not None,
+        MASS=edited or logprobs is not None,
         PDL=pdl,
         num_warps=8,
         **launch,
@@ -135,6 +134,18 @@ def sample(
         return Sampled(tokens, logprobs, ranks)
     best = logits.to(torch.float32).log_softmax(dim=-1).topk(min(state.logprobs, vocab), dim=-1)
     return Sampled(tokens, logprobs, ranks, best.indices.to(torch.int32), best.values)
+
+
+def _edits(state: SamplingState) -> int:
+    """The kernel's `edits`: which of these fields there are."""
+    bits = {
+        FREQUENCY: state.frequency_penalty,
+        PRESENCE: state.presence_penalty,
+        REPETITION: state.repetition_penalty,
+        COUNTS: state.output_counts,
+        SEEN: state.prompt_seen,
+    }
+    return sum(bit for bit, tensor in bits.items() if tensor is not None)
 
 
 def _or(tensor: torch.Tensor | None, none: torch.Tensor) -> torch.Tensor:

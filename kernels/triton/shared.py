@@ -20,7 +20,7 @@ from tsd.kernels.triton.pdl import start_next, wait_previous
 from tsd.kernels.triton.rope import turned
 
 
-@triton.jit(do_not_specialize=["table_stride", "rows"])
+@triton.jit(do_not_specialize=["table_stride", "rows"], do_not_specialize_on_alignment=["query_start", "kv_lens"])
 def share_kernel(
     query_start,
     kv_lens,
@@ -93,7 +93,10 @@ def _common_chunk(common, BN: tl.constexpr, SHARED: tl.constexpr):
     return tl.maximum(tl.cdiv(tl.cdiv(common, SHARED), BN), 2) * BN
 
 
-@triton.jit(do_not_specialize=["table_stride", "rows", "splits", "target", "floor"])
+@triton.jit(
+    do_not_specialize=["table_stride", "rows", "splits", "target", "floor"],
+    do_not_specialize_on_alignment=["query_start", "kv_lens", "kv_slots"],
+)
 def shared_kernel(
     q,
     k_cache,
@@ -233,7 +236,9 @@ def shared_kernel(
                 tl.store(parts + GP * (DP + 1) + m, weight, mask=live)
 
 
-@triton.jit(do_not_specialize=["rows", "splits", "target", "floor"])
+@triton.jit(
+    do_not_specialize=["rows", "splits", "target", "floor"], do_not_specialize_on_alignment=["query_start", "kv_lens"]
+)
 def merge_kernel(
     out,
     partial,

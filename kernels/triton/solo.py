@@ -44,7 +44,10 @@ def _fold(queries, k, v, live, top, weight, acc, scale, PRECISION: tl.constexpr)
     return higher, weight, acc
 
 
-@triton.jit(do_not_specialize=["table_stride", "splits"])
+@triton.jit(
+    do_not_specialize=["table_stride", "splits"],
+    do_not_specialize_on_alignment=["query_start", "kv_lens", "kv_slots"],
+)
 def solo_kernel(
     qkv,
     k_cache,

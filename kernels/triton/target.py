@@ -1,4 +1,4 @@
-"""Whether kernels on a device are launched as dependents of the one before (see `pdl.py`). Asks torch, once."""
+"""Whether kernels on a device are launched as dependents of the one before (see `pdl.py`). Asks once."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ from functools import cache
 
 import torch
 
+from tsd.kernels.platform import detect
+
 
 @cache
 def dependent(device: torch.device) -> tuple[bool, dict[str, bool]]:
     """The kernels' PDL constant and the launch options that go with it: on from compute capability 9.0."""
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0):
+    platform = detect(str(device))
+    if platform.kind == "cuda" and platform.capability >= (9, 0):
         return True, {"launch_pdl": True}
     return False, {}
 

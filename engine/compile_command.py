@@ -1,0 +1,100 @@
+"""`python -m tsd.engine.compile_command`: compiles an engine's kernels into the cache on disk, before they are needed.
+
+An engine starts it first of all and loads weights meanwhile; `tsd kernels --build` runs it at installation. It opens no
+GPU. Progress goes to standard output, a JSON line each: {"done": 3, "of": 48}.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from tsd.engine import life
+from tsd.engine.config import EngineConfig
+from tsd.kernels.ahead import AheadError, compile_all
+from tsd.kernels.platform import DriverError, Platform, ask_driver
+
+Progress = Callable[[int, int], None]
+
+
+class Order(msgspec.Struct, frozen=True):
+    """What to compile for. Without a platform the driver is asked about the configuration's device."""
+
+    config: EngineConfig
+    parent: int = 0
+    """The process without which this one is of no use, or 0."""
+
+
+def build(config: EngineConfig, platform: Platform, memory_bytes: int, progress: Progress, parent: int = 0) -> int:
+    """Compiles everything that an engine of `config` launches; how many kernels that is.
+
+    Must run in a process of one thread without a CUDA context. Raises AheadError, and what building a model raises.
+    """
+    # Here, since it takes seconds.
+    from tsd.engine.variants import variants
+
+    jobs = variants(config, platform, memory_bytes)
+    # The slowest first, so that none of them is left to one process at the end.
+    jobs.sort(key=lambda job: -_WEIGHT.get(job.name, 0))
+    progress(0, len(jobs))
+    me = os.getpid()
+
+    def started() -> None:
+        if parent:
+            life.die_with_parent(me)
+
+    with _alone():
+        compile_all(jobs, workers(), lambda done: progress(done, len(jobs)), started)
+    return len(jobs)
+
+
+_WEIGHT = {"pick_kernel": 4, "paged_kernel": 3, "shared_kernel": 3, "solo_kernel": 2, "skinny_kernel": 1}
+
+
+def workers() -> int:
+    """Compiling processes: all cores but one, which loads the weights meanwhile."""
+    return max(1, len(os.sched_getaffinity(0)) - 1)
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """One compilation at a time on this cache: engines that start together find what the first has compiled."""
+    from triton import knobs
+
+    folder = Path(knobs.cache.dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "tsd.lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def main() -> int:
+    order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
+    if order.parent:
+        life.die_with_parent(order.parent)
+
+    def tell(done: int, of: int) -> None:
+        sys.stdout.write(f'{{"done":{done},"of":{of}}}\n')
+        sys.stdout.flush()
+
+    began = time.monotonic()
+    try:
+        index = int(order.config.device.partition(":")[2] or 0)
+        platform, memory_bytes = ask_driver(index)
+        count = build(order.config, platform, memory_bytes, tell, order.parent)
+    except (AheadError, DriverError) as error:
+        print(f"tsd: kernels were not compiled ahead: {error}", file=sys.stderr)
+        return 1
+    print(f"{count} kernels in {time.monotonic() - began:.1f} s", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""Which kernel variants an engine will launch, found without a GPU: its own steps, run on torch's `meta` device.
+
+Tensors there have shapes, types and alignments but no memory, and kernels are chosen as for the GPU that `meta` stands
+in for. Two layers are enough, since all layers launch the same kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from tsd.engine.build import kernel_overrides, kv_dtype_of, objective_of
+from tsd.engine.config import EngineConfig
+from tsd.engine.executor.decode import DecodeSteps
+from tsd.engine.executor.mixed import MixedSteps
+from tsd.engine.executor.rows import Rows
+from tsd.engine.executor.staging import TokenRing
+from tsd.engine.executor.warmup import touch
+from tsd.engine.memory import MemoryPlan, plan_memory
+from tsd.engine.model_config import ModelConfig, load_model_config
+from tsd.engine.models import Decoder, build_model
+from tsd.engine.weights import open_weights
+from tsd.engine.weights.source import TensorInfo, WeightSource
+from tsd.kernels.ahead import Job, recorded
+from tsd.kernels.platform import Platform, stand_in
+from tsd.kernels.registry import select
+from tsd.kernels.weight import Weight
+
+META = torch.device("meta")
+LAYERS = 2
+
+
+class ShapesOnly(WeightSource):
+    """Another source's names and formats; its numbers are not read."""
+
+    def __init__(self, source: WeightSource) -> None:
+        self._source = source
+        self.path = source.path
+
+    @property
+    def index(self) -> Mapping[str, TensorInfo]:
+        return self._source.index
+
+    def check(self, expected: Mapping[str, tuple[int, ...]], ignored: Callable[[str], bool]) -> None:
+        """The engine checks; here most layers are left out."""
+
+    def read_into(self, name: str, out: torch.Tensor) -> None:
+        """Leaves `out` as it is."""
+
+    def packed_method(self, name: str) -> str:
+        return self._source.packed_method(name)
+
+    def read_packed(self, name: str) -> Weight:
+        return self._source.read_packed(name)
+
+
+class _NoLanding:
+    """Stands where copies to a device are queued."""
+
+    def copy(self, target: int, source: int, count: int) -> None: ...
+
+    def signal(self) -> None: ...
+
+
+def variants(config: EngineConfig, platform: Platform, memory_bytes: int) -> list[Job]:
+    """Each kernel that an engine of `config` launches on a GPU of that kind and memory, as something to compile.
+
+    From then on `meta` stands for that GPU in this process. Raises what building the model raises.
+    """
+    stand_in(str(META), platform)
+    model_config = load_model_config(config.model)
+    with torch.inference_mode(), recorded(platform.capability) as jobs:
+        whole = _build(config, model_config, load=False)
+        memory = plan_memory(
+            config,
+            model_max_len=model_config.max_position_embeddings,
+            bytes_per_token=whole.kv.bytes_per_token,
+            free_bytes=memory_bytes - whole.weight_bytes,
+            total_bytes=memory_bytes,
+        )
+        model = _build(config, replace(model_config, num_layers=min(LAYERS, model_config.num_layers)), load=True)
+        _launch_all(config, model, memory)
+    return jobs
+
+
+def _build(config: EngineConfig, model_config: ModelConfig, *, load: bool) -> Decoder:
+    source = open_weights(config.model, config.load_format, config=model_config, seed=config.seed)
+    try:
+        return build_model(
+            model_config,
+            dtype=config.dtype,
+            device=META,
+            weights=ShapesOnly(source),
+            quantization=config.quantization,
+            overrides=kernel_overrides(config),
+            objective=objective_of(config),
+            kv_dtype=kv_dtype_of(config),
+            max_positions=config.max_model_len,
+            load=load,
+        )
+    finally:
+        source.close()
+
+
+def _launch_all(config: EngineConfig, model: Decoder, memory: MemoryPlan) -> None:
+    """As `CudaExecutor` sets out its steps and warms up."""
+    sample = select("sampling.sample", device=META, objective=objective_of(config), config=kernel_overrides(config))
+    cache = model.allocate_cache(memory.num_pages, memory.page_size)
+    vocab_size = model.config.vocab_size
+    rows = Rows(memory.max_num_seqs, memory.max_model_len, memory.page_size, vocab_size)
+    slots = memory.max_num_seqs + 1
+    last_token = torch.zeros(slots, dtype=torch.int32, device=META)
+    page_table = torch.zeros((slots, rows.page_table.shape[1]), dtype=torch.int32, device=META)
+    landing: Any = _NoLanding()
+    stream: Any = None
+    tokens = TokenRing(memory.max_num_seqs + memory.max_num_seqs % 2, META, landing)
+    decode = DecodeSteps(
+        model,
+        cache,
+        sample,
+        rows,
+        last_token,
+        page_table,
+        tokens,
+        landing,
+        stream,
+        use_graphs=config.cuda_graphs,
+    )
+    mixed = MixedSteps(
+        model,
+        cache,
+        last_token,
+        page_table,
+        max_tokens=memory.chunked_prefill_size,
+        max_rows=memory.max_num_seqs,
+        device=META,
+    )
+    touch(decode, mixed, sample, max_rows=memory.max_num_seqs, vocab_size=vocab_size)
