@@ -352,6 +352,7 @@ class CudaExecutor:
         self.decode.stage_padding()
 
     def _capture(self) -> None:
+        torch.cuda.empty_cache()
         self.decode.capture(lambda done: self._report("graphs", "", done / 2))
         pool = self.decode.greedy_graphs.pool
         self.mixed.capture(pool, self.stream, lambda done: self._report("graphs", "", 0.5 + done / 2))
