@@ -12,7 +12,6 @@ import msgspec
 
 from tsd.api.limits import Limits
 from tsd.api.options import EngineEndpoint, ServerOptions
-from tsd.api.serve import Hooks, run
 from tsd.console.display import StartDisplay
 from tsd.console.errors import UsageError
 from tsd.console.options import Settings
@@ -93,6 +92,9 @@ async def run_server(
     display.note(f"port     listening on {url}")
     code = EXIT_ENGINE
     async with Supervisor(configs) as supervisor:
+        # The engines are on their way: what the front imports does not hold them up.
+        from tsd.api.serve import Hooks, run
+
         ended: dict[str, ChildExit] = {}
         lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 

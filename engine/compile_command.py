@@ -7,6 +7,7 @@ GPU. Progress goes to standard output, a JSON line each: {"done": 3, "of": 48}.
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import sys
 import time
@@ -76,6 +77,7 @@ def _alone() -> Iterator[None]:
 
 
 def main() -> int:
+    gc.disable()  # as in the engine's process
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
     if order.parent:
         life.die_with_parent(order.parent)

@@ -192,6 +192,8 @@ def main() -> int:
     # Idle OpenMP threads spin and starve the loop on a small machine; our kernels bring their own threads.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    # What is made while loading lives on; looking through it again and again takes a third of the time of imports.
+    gc.disable()
     # First of all: it takes longer than anything else in a start.
     compiling = precompile.start(config)
     return uvloop.run(_run(config, sys.argv[1], compiling))
