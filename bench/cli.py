@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "latency": ("tsd.bench.latency", "one batch through the engine in this process, no server"),
     "throughput": ("tsd.bench.throughput", "many requests through the engine in this process, no server"),
     "front": ("tsd.bench.front", "what the HTTP front alone can carry, with an engine that costs nothing"),
+    "stall": ("tsd.bench.stall", "how long the front stands still while it takes huge prompts"),
     "scheduler": ("tsd.bench.scheduler", "microseconds a step of the scheduler takes"),
     "cache": ("tsd.bench.cache", "microseconds of prefix lookup, insertion and eviction"),
     "kernels": ("tsd.bench.kernels", "microseconds and bandwidth of each kernel, on the CPU or a GPU"),

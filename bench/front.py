@@ -43,7 +43,8 @@ class Figures(NamedTuple):
 class Engine:
     """Holds every request until `go`, then one token each a step."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_model_len: int = 1 << 20) -> None:
+        self._max_model_len = max_model_len
         self.prompts: dict[int, int] = {}
         self.channel: transport.Channel[Any] | None = None
         self._beats: asyncio.Task[None] | None = None
@@ -54,7 +55,7 @@ class Engine:
     def _on_open(self, channel: transport.Channel[Any]) -> None:
         self.channel = channel
         channel.send(
-            Ready(0, "bench", "Bench", VOCAB, 1 << 20, 16, 1 << 16, 1024, 1 << 20, "none", "none", 0.0, {}, ())
+            Ready(0, "bench", "Bench", VOCAB, self._max_model_len, 16, 1 << 16, 1024, 1 << 20, "none", "none", 0.0, {}, ())
         )
         self._beats = asyncio.create_task(self._beat())
 
