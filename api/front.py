@@ -12,7 +12,7 @@ import time
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from aiohttp import web
 
@@ -41,8 +41,10 @@ from tsd.api.tool_grammar import CONSTRAINABLE
 from tsd.api.tracing import parse_traceparent
 from tsd.engine.protocol import Grammar, Submit, Vocabulary
 
-OFF_LOOP_CHARACTERS = 16_384
-"""Longer texts are tokenized in a thread."""
+OFF_LOOP_SIZE = 16_384
+"""Longer texts are tokenized, and more tokens are looked at, in a thread."""
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -174,12 +176,20 @@ class Front:
         limit = self.facts.max_model_len
         return await self._run(size, "messages", lambda: work(limit))
 
+    async def decode(self, ids: array[int]) -> str:
+        """With special tokens."""
+        tokenizer = self.loaded.tokenizer
+        return await self.off_loop(len(ids), lambda: tokenizer.decode(ids, skip_special=False))
+
+    async def off_loop(self, size: int, work: Callable[[], T]) -> T:
+        """In place for what is small (characters or tokens), else in a thread."""
+        if size < OFF_LOOP_SIZE:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(None, work)
+
     async def _run(self, size: int, name: str, work: Callable[[], array[int]]) -> array[int]:
-        """In place for short texts, else in a thread."""
         try:
-            if size < OFF_LOOP_CHARACTERS:
-                return work()
-            return await asyncio.get_running_loop().run_in_executor(None, work)
+            return await self.off_loop(size, work)
         except TextTooLong as error:
             raise ContextLength(
                 f"{name} has {error.tokens} tokens; the context holds {self.facts.max_model_len}", param=name

@@ -5,12 +5,14 @@ A parameter that is known and cannot be honoured raises `InvalidRequest` with co
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from array import array
+from typing import Any, NamedTuple
 
 import msgspec
 
 from tsd.api.errors import ContextLength, InvalidRequest
 from tsd.api.limits import Limits, check_count, check_length, check_range
+from tsd.api.text.tokenizer import PACKED_AT_A_TIME
 from tsd.api.wire.sampling import SamplingFields
 from tsd.engine.protocol import SamplingParams
 
@@ -164,6 +166,18 @@ def _logit_bias(bias: dict[str, float] | None, facts: ModelFacts, limits: Limits
         check_range("logit_bias", value, -limits.logit_bias_magnitude, limits.logit_bias_magnitude)
         found[token] = value
     return found
+
+
+def packed_ids(name: str, ids: list[Any], vocab_size: int) -> array[int]:
+    """As int32. Raises InvalidRequest for what is no token id. A part at a time: see `pack`."""
+    packed: array[int] = array("i")
+    for start in range(0, len(ids), PACKED_AT_A_TIME):
+        part = ids[start : start + PACKED_AT_A_TIME]
+        if set(map(type, part)) != {int}:
+            raise InvalidRequest(f"{name}: token ids must be whole numbers", param=name, code="invalid_type")
+        check_ids(name, part, vocab_size)
+        packed.fromlist(part)
+    return packed
 
 
 def check_ids(name: str, ids: list[int], vocab_size: int) -> None:

@@ -54,9 +54,8 @@ class Engine:
 
     def _on_open(self, channel: transport.Channel[Any]) -> None:
         self.channel = channel
-        channel.send(
-            Ready(0, "bench", "Bench", VOCAB, self._max_model_len, 16, 1 << 16, 1024, 1 << 20, "none", "none", 0.0, {}, ())
-        )
+        sizes = (self._max_model_len, 16, 1 << 16, 1024, 1 << 20)
+        channel.send(Ready(0, "bench", "Bench", VOCAB, *sizes, "none", "none", 0.0, {}, ()))
         self._beats = asyncio.create_task(self._beat())
 
     def _on_message(self, channel: transport.Channel[Any], message: ToEngine) -> None:

@@ -53,11 +53,15 @@ class AnsweringEngine(Engine):
 
 def bodies(megabytes: float) -> dict[str, tuple[str, dict[str, Any]]]:
     text = TEXT * int(megabytes * 1e6 / len(TEXT))
-    turns = [{"role": "user" if i % 2 == 0 else "assistant", "content": text[: len(text) // 101]} for i in range(101)]
+    # A rendered prompt is bounded at 4 MiB.
+    shorter = text[: int(3.9 * 2**20)]
+    turn = shorter[: len(shorter) // 101]
+    turns = [{"role": ("user", "assistant")[i % 2], "content": turn} for i in range(101)]
+    chat = "/v1/chat/completions"
     return {
         "completion": ("/v1/completions", {"prompt": text, "max_tokens": 1}),
-        "chat, one message": ("/v1/chat/completions", {"messages": [{"role": "user", "content": text}], "max_tokens": 1}),
-        "chat, 101 messages": ("/v1/chat/completions", {"messages": turns, "max_tokens": 1}),
+        "chat, one message": (chat, {"messages": [{"role": "user", "content": shorter}], "max_tokens": 1}),
+        "chat, 101 messages": (chat, {"messages": turns, "max_tokens": 1}),
         "token ids": ("/v1/completions", {"prompt": [1000 + i % 9000 for i in range(len(text) // 5)], "max_tokens": 1}),
     }
 
@@ -142,7 +146,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.serve:
         return uvloop.run(_serve(options.serve, options.model))
-    print(f"{'request':<20} {'bytes':>10} {'status':>6} {'tokens':>9} {'total s':>8} {'worst stall ms':>15} {'>10 ms':>7}")
+    print("request                   bytes status    tokens  total s  worst stall ms  >10 ms")
     for stall in uvloop.run(measure(options.model, options.megabytes)):
         print(
             f"{stall.kind:<20} {stall.prompt_bytes:>10,} {stall.status:>6} {stall.tokens:>9,} {stall.seconds:>8.2f} "

@@ -33,6 +33,7 @@ MEASURES: dict[str, set[str]] = {
     "bench/scheduler.py": {"scheduler", "cache"},
     "bench/cache.py": {"scheduler", "cache"},
     "bench/front.py": {"api", "engine"},
+    "bench/stall.py": {"api", "engine"},
     "bench/kernels_cpu.py": {"kernels", "engine"},
     "bench/kernels_gpu.py": {"kernels", "engine"},
     "bench/gpu_sites.py": {"kernels", "engine"},

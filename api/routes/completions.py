@@ -13,7 +13,7 @@ from tsd.api.front import Front, TextPlan, front_of
 from tsd.api.job import Collector, Job
 from tsd.api.limits import Limits, check_count, check_range
 from tsd.api.logprobs import CompletionLogprobsBuilder
-from tsd.api.params import Params, check_ids, resolve, unsupported
+from tsd.api.params import Params, packed_ids, resolve, unsupported
 from tsd.api.respond import json_response, new_stream, stream_job, wait_for
 from tsd.api.sse import error_event
 from tsd.api.structured import output_grammar
@@ -22,6 +22,8 @@ from tsd.api.wire.completion_stream import CompletionStream
 from tsd.api.wire.completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
 
 DEFAULT_MAX_TOKENS = 16
+MOST_LISTS = 1024
+"""Of a prompt's entries, looked at to see how large it is; more are refused anyway."""
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
@@ -40,7 +42,8 @@ async def completions(request: web.Request) -> web.StreamResponse:
     silent = limit == 0
     """Only the prompt is echoed."""
     params = resolve(body, front.facts, limits, logprobs=logprobs, max_tokens=limit, zero_tokens=bool(body.echo))
-    sources = prompts_of(body.prompt, front.facts.vocab_size, limits)
+    given, vocab_size = body.prompt, front.facts.vocab_size
+    sources = await front.off_loop(_size(given), lambda: prompts_of(given, vocab_size, limits))
     if len(sources) * params.n > limits.sequences:
         raise InvalidRequest(f"prompts times n is over {limits.sequences}", param="n", code="too_many")
     tokenizer = front.loaded.tokenizer
@@ -50,7 +53,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     ]
     echoes = None
     if body.echo:
-        echoes = [source if isinstance(source, str) else tokenizer.decode(source, False) for source in sources]
+        echoes = [source if isinstance(source, str) else await front.decode(source) for source in sources]
     grammar = output_grammar(body, body.response_format, limits)
     if grammar is not None:
         await front.check_grammar(grammar)
@@ -89,23 +92,25 @@ def prompts_of(prompt: str | list[Any] | None, vocab_size: int, limits: Limits) 
         return [prompt]
     if not prompt:
         raise InvalidRequest("prompt must not be empty", param="prompt", code="empty_prompt")
-    if all(type(item) is int for item in prompt):
-        return [_ids(prompt, vocab_size)]
+    if type(prompt[0]) is int:
+        return [packed_ids("prompt", prompt, vocab_size)]
     check_count("prompt", len(prompt), limits.prompts)
     found: list[str | array[int]] = []
     for item in prompt:
         if isinstance(item, str):
             found.append(item)
-        elif isinstance(item, list) and item and all(type(token) is int for token in item):
-            found.append(_ids(item, vocab_size))
+        elif isinstance(item, list) and item:
+            found.append(packed_ids("prompt", item, vocab_size))
         else:
             raise InvalidRequest("prompt must be a text, token ids, or a list of either", param="prompt")
     return found
 
 
-def _ids(ids: list[int], vocab_size: int) -> array[int]:
-    check_ids("prompt", ids, vocab_size)
-    return array("i", ids)
+def _size(prompt: str | list[Any] | None) -> int:
+    """Ids in a prompt, to choose where they are looked at."""
+    if not isinstance(prompt, list):
+        return 0
+    return len(prompt) + sum(len(item) for item in prompt[:MOST_LISTS] if isinstance(item, list))
 
 
 def _completion(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from typing import Any
 
 from aiohttp import web
@@ -15,7 +14,7 @@ from tsd.api.front import Front, TextPlan, front_of
 from tsd.api.job import Collected, Collector, Job
 from tsd.api.logprobs import finite
 from tsd.api.output import Delta, Ending
-from tsd.api.params import Params, check_ids, resolve
+from tsd.api.params import Params, packed_ids, resolve
 from tsd.api.respond import json_response, new_stream, stream_job, wait_for
 from tsd.api.sequence import Sequence
 from tsd.api.sse import DONE, error_event, event
@@ -47,8 +46,8 @@ async def generate(request: web.Request) -> web.StreamResponse:
     if (body.input_ids is None) == (body.text is None):
         raise InvalidRequest("give input_ids or text", param="input_ids")
     if body.input_ids is not None:
-        check_ids("input_ids", body.input_ids, front.facts.vocab_size)
-        prompt = array("i", body.input_ids)
+        ids, size = body.input_ids, front.facts.vocab_size
+        prompt = await front.off_loop(len(ids), lambda: packed_ids("input_ids", ids, size))
     else:
         assert body.text is not None
         prompt = await front.encode(body.text, name="text")
@@ -186,7 +185,9 @@ async def tokenize(request: web.Request) -> web.StreamResponse:
         raise InvalidRequest("give prompt or messages", param="prompt", code="missing")
     names = None
     if body.return_token_strs:
-        names = [tokenizer.token_bytes(token).decode("utf-8", "replace") for token in ids]
+        names = await front.off_loop(
+            len(ids), lambda: [tokenizer.token_bytes(token).decode("utf-8", "replace") for token in ids]
+        )
     return json_response(Tokenized(ids.tolist(), len(ids), front.facts.max_model_len, names))
 
 
@@ -194,5 +195,6 @@ async def detokenize(request: web.Request) -> web.StreamResponse:
     front = front_of(request)
     body = await read_json(request, DetokenizeRequest, front.options.limits)
     front.check_model(body.model)
-    check_ids("tokens", body.tokens, front.facts.vocab_size)
-    return json_response(Detokenized(front.loaded.tokenizer.decode(body.tokens, skip_special=False)))
+    ids, size = body.tokens, front.facts.vocab_size
+    packed = await front.off_loop(len(ids), lambda: packed_ids("tokens", ids, size))
+    return json_response(Detokenized(await front.decode(packed)))

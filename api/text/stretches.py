@@ -36,7 +36,7 @@ def is_separable(part: TokenizerPart, added: dict[int, Any]) -> bool:
 class StretchCache:
     """Least recently used out, by characters. Any thread may ask."""
 
-    def __init__(self, encode: Callable[[str], list[int]]) -> None:
+    def __init__(self, encode: Callable[[str], array[int]]) -> None:
         self._encode = encode
         self._known: OrderedDict[str, array[int]] = OrderedDict()
         self._characters = 0
@@ -48,7 +48,7 @@ class StretchCache:
             if known is not None:
                 self._known.move_to_end(stretch)
                 return known
-        found = array("i", self._encode(stretch))
+        found = self._encode(stretch)
         if len(stretch) >= SHORTEST:
             self._remember(stretch, found)
         return found

@@ -36,6 +36,18 @@ def check_tokens(count: int, limit: int | None) -> None:
         raise TextTooLong(count)
 
 
+PACKED_AT_A_TIME = 8192
+
+
+def pack(ids: list[int]) -> array[int]:
+    """The ids as int32, a part at a time: a thread that packs a million of them in one call holds the interpreter, and
+    with it every stream, for as long. Raises OverflowError or TypeError for what is no 32-bit integer."""
+    packed: array[int] = array("i")
+    for start in range(0, len(ids), PACKED_AT_A_TIME):
+        packed.fromlist(ids[start : start + PACKED_AT_A_TIME])
+    return packed
+
+
 class TokenizerError(ValueError):
     """The tokenizer files are missing, broken, or of a kind that is not supported."""
 
@@ -173,11 +185,10 @@ class FastTokenizer:
         # The batch call releases the interpreter lock while it works; the single one does not.
         encoding = self._backend.encode_batch_fast([text], add_special_tokens=add_special)[0]
         check_tokens(len(encoding), limit)
-        return array("i", encoding.ids)
+        return pack(encoding.ids)
 
-    def _encode_stretch(self, text: str) -> list[int]:
-        ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
-        return ids
+    def _encode_stretch(self, text: str) -> array[int]:
+        return pack(self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
     def _encode_stretches(self, text: str, limit: int | None) -> array[int]:
         """As encode, remembering what stands between special tokens."""
@@ -203,7 +214,7 @@ class FastTokenizer:
                 self._plain.encode_special_tokens = True
         encoding = self._plain.encode_batch_fast([text], add_special_tokens=False)[0]
         check_tokens(len(encoding), limit)
-        return array("i", encoding.ids)
+        return pack(encoding.ids)
 
     def decode(self, ids: list[int] | array[int], skip_special: bool = True) -> str:
         stream = self.stream(skip_special)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from array import array
 
 import pytest
 import tokenizers
@@ -11,10 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models
 
+from tsd.api.errors import InvalidRequest
 from tsd.api.limits import json_depth_exceeds, value_depth
+from tsd.api.params import packed_ids
 from tsd.api.text.detokenizer import ByteDetokenizer, ByteTable
 from tsd.api.text.stops import StopMatcher
-from tsd.api.text.tokenizer import FastTokenizer, byte_level_piece
+from tsd.api.text.tokenizer import PACKED_AT_A_TIME, FastTokenizer, byte_level_piece, pack
 
 BYTES = ByteTable([bytes([value]) for value in range(256)])
 
@@ -121,3 +124,17 @@ def test_depth_scan_survives_garbage(body: bytes) -> None:
 def test_depth_scan_is_linear() -> None:
     for body in (b'"' + b'\\"' * 300_000, b"[]" * 500_000, b'{"":' * 200_000, b'"' * 500_001):
         json_depth_exceeds(b"[" * 60 + body, 64)
+
+
+@given(st.lists(st.integers(0, 2**31 - 1), max_size=50), st.integers(0, 3))
+def test_ids_are_packed_in_parts(ids: list[int], parts: int) -> None:
+    whole = ids + [7] * (parts * PACKED_AT_A_TIME)
+    assert pack(whole) == packed_ids("prompt", whole, 2**31) == array("i", whole)
+
+
+@pytest.mark.parametrize("bad", [True, 1.0, "1", None, -1, 100, 2**40])
+def test_what_is_no_id_is_named(bad: object) -> None:
+    for ids in ([bad], [5] * PACKED_AT_A_TIME + [bad]):
+        with pytest.raises(InvalidRequest) as caught:
+            packed_ids("prompt", ids, 100)
+        assert caught.value.param == "prompt"
