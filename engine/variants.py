@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -27,6 +27,7 @@ from tsd.engine.weights.source import TensorInfo, WeightSource
 from tsd.kernels.ahead import Job, recorded
 from tsd.kernels.platform import Platform, stand_in
 from tsd.kernels.registry import select
+from tsd.kernels.spec import Selection
 from tsd.kernels.weight import Weight
 
 META = torch.device("meta")
@@ -65,25 +66,42 @@ class _NoLanding:
     def signal(self) -> None: ...
 
 
+class Sketch(NamedTuple):
+    """An engine's steps on `meta`, as `CudaExecutor` sets them out."""
+
+    decode: DecodeSteps
+    mixed: MixedSteps
+    sample: Selection
+    rows: Rows
+    max_rows: int
+    vocab_size: int
+
+
 def variants(config: EngineConfig, platform: Platform, memory_bytes: int) -> list[Job]:
     """Each kernel that an engine of `config` launches on a GPU of that kind and memory, as something to compile.
 
     From then on `meta` stands for that GPU in this process. Raises what building the model raises.
     """
+    with torch.inference_mode(), recorded(platform.capability) as jobs:
+        steps = sketch(config, platform, memory_bytes)
+        touch(steps.decode, steps.mixed, steps.sample, max_rows=steps.max_rows, vocab_size=steps.vocab_size)
+    return jobs
+
+
+def sketch(config: EngineConfig, platform: Platform, memory_bytes: int) -> Sketch:
+    """The steps of such an engine; `meta` stands for its GPU from then on."""
     stand_in(str(META), platform)
     model_config = load_model_config(config.model)
-    with torch.inference_mode(), recorded(platform.capability) as jobs:
-        whole = _build(config, model_config, load=False)
-        memory = plan_memory(
-            config,
-            model_max_len=model_config.max_position_embeddings,
-            bytes_per_token=whole.kv.bytes_per_token,
-            free_bytes=memory_bytes - whole.weight_bytes,
-            total_bytes=memory_bytes,
-        )
-        model = _build(config, replace(model_config, num_layers=min(LAYERS, model_config.num_layers)), load=True)
-        _launch_all(config, model, memory)
-    return jobs
+    whole = _build(config, model_config, load=False)
+    memory = plan_memory(
+        config,
+        model_max_len=model_config.max_position_embeddings,
+        bytes_per_token=whole.kv.bytes_per_token,
+        free_bytes=memory_bytes - whole.weight_bytes,
+        total_bytes=memory_bytes,
+    )
+    model = _build(config, replace(model_config, num_layers=min(LAYERS, model_config.num_layers)), load=True)
+    return _steps(config, model, memory)
 
 
 def _build(config: EngineConfig, model_config: ModelConfig, *, load: bool) -> Decoder:
@@ -105,8 +123,7 @@ def _build(config: EngineConfig, model_config: ModelConfig, *, load: bool) -> De
         source.close()
 
 
-def _launch_all(config: EngineConfig, model: Decoder, memory: MemoryPlan) -> None:
-    """As `CudaExecutor` sets out its steps and warms up."""
+def _steps(config: EngineConfig, model: Decoder, memory: MemoryPlan) -> Sketch:
     sample = select("sampling.sample", device=META, objective=objective_of(config), config=kernel_overrides(config))
     cache = model.allocate_cache(memory.num_pages, memory.page_size)
     vocab_size = model.config.vocab_size
@@ -138,4 +155,4 @@ def _launch_all(config: EngineConfig, model: Decoder, memory: MemoryPlan) -> Non
         max_rows=memory.max_num_seqs,
         device=META,
     )
-    touch(decode, mixed, sample, max_rows=memory.max_num_seqs, vocab_size=vocab_size)
+    return Sketch(decode, mixed, sample, rows, memory.max_num_seqs, vocab_size)

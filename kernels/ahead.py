@@ -32,9 +32,13 @@ class AheadError(Exception):
 
 
 class Job(NamedTuple):
-    """One variant of a kernel, and the call that puts it and its launcher into the cache."""
+    """One variant of a kernel, and the call that puts it and its launcher into the cache.
+
+    `key` is Triton's own name of the variant: source, types, constants, alignment, options, compiler.
+    """
 
     name: str
+    key: str
     compile: Callable[[], None]
 
 
@@ -60,20 +64,20 @@ class _Device:
 def recorded(capability: tuple[int, int]) -> Iterator[list[Job]]:
     """Within, launches compile and run nothing; each variant that one of them needs is listed once.
 
-    From then on Triton works for a GPU of `capability` in this process.
+    Triton works for a GPU of `capability` meanwhile.
     """
     from triton.runtime import JITFunction, driver
     from triton.runtime._async_compile import AsyncCompileMode, active_mode
 
     driver.set_active(_Device(capability))  # type: ignore[arg-type]
-    jobs = [Job("launching", make_utilities)]
+    jobs = [Job("launching", "", make_utilities)]
     name = ""
 
     class Notebook(AsyncCompileMode):
         """Stands where Triton hands what it would compile to a pool of threads."""
 
         def submit(self, key: Any, compile_fn: Any, finalize_fn: Any, *_: Any) -> Any:
-            jobs.append(Job(name, lambda: make_launcher(compile_fn())))
+            jobs.append(Job(name, key, lambda: make_launcher(compile_fn())))
             # As if compiled: later launches of this variant are not asked about again.
             placeholder = object()
             finalize_fn(placeholder)
@@ -95,6 +99,7 @@ def recorded(capability: tuple[int, int]) -> Iterator[list[Job]]:
     finally:
         active_mode.reset(token)
         JITFunction.run = launch  # type: ignore[method-assign]
+        driver.set_active(None)  # type: ignore[arg-type]  # whoever launches next finds the real one
         for function in launched:
             function.device_caches.clear()  # of the placeholders
 

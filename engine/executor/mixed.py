@@ -95,13 +95,14 @@ class MixedSteps:
 
     def capture(self, pool: Any, stream: torch.cuda.Stream, report: Callable[[float], None]) -> None:
         """Records a graph for each bucket, the largest first; every kernel must have run at each size (`touch`)."""
-        tokens = [size for size in TOKEN_BUCKETS if size <= self._max_tokens]
-        buckets = [
-            Bucket(size, rows) for size in reversed(tokens) for rows in reversed(self._row_buckets) if rows <= size
-        ]
+        buckets = self.graph_sizes()
         for done, bucket in enumerate(buckets):
             self._graphs[bucket] = record(partial(self._captured_body, bucket), stream, pool)
             report((done + 1) / len(buckets))
+
+    def graph_sizes(self) -> list[Bucket]:
+        """The sizes that have a graph, the largest first."""
+        return [bucket for bucket in self._buckets() if bucket.rows <= bucket.tokens]
 
     def touch(self, graphs: bool) -> None:
         """Calls the step at each size, for what its kernels need compiled; also as it runs where no graph serves it."""
