@@ -4,6 +4,12 @@ from tsd.cache.hashing cimport tsd_key
 from tsd.cache.pool cimport PagePool
 
 
+cdef enum:
+    TIER_DEVICE = 0
+    TIER_HOST = 1
+    TIER_DISK = 2
+
+
 cdef struct Node:
     tsd_key key
     int32_t parent
@@ -59,6 +65,7 @@ cdef class PrefixIndex:
     cdef int insert_host(self, int parent, tsd_key key, const int32_t* tokens, int page) except -2
     cdef int place(self, int parent, tsd_key key, const int32_t* tokens) noexcept
     cdef int adopt(self, int n, int page) except -1
+    cdef int tell(self, int n, int tier, bint stored) except -1
     cdef bytes key_of(self, int n)
     cdef object parent_key(self, int n)
     cdef bytes tokens_of(self, int n)
@@ -66,7 +73,7 @@ cdef class PrefixIndex:
     cdef int unref(self, int n) except -1
     cdef void pin(self, int n) noexcept
     cdef int unpin(self, int n) except -1
-    cdef void set_host(self, int n, int page) noexcept
+    cdef int set_host(self, int n, int page) except -1
     cdef int drop_host(self, int n) except -1
     cdef int drop_device(self, int n) except -1
     cdef void settle(self, int n) noexcept

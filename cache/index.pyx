@@ -167,8 +167,7 @@ cdef class PrefixIndex:
         self.nodes[n].dev = page
         self.device.node[page] = n
         self.settle(n)
-        if self.record:
-            self.changes.append((True, self.key_of(n), self.parent_key(n), self.tokens_of(n)))
+        self.tell(n, TIER_DEVICE, True)
         return 0
 
     # ---- references (device) and pins (host)
@@ -229,8 +228,8 @@ cdef class PrefixIndex:
                 self.collect(n)
         return 0
 
-    cdef void set_host(self, int n, int page) noexcept:
-        """The node's copy in the host tier landed."""
+    cdef int set_host(self, int n, int page) except -1:
+        """The node's copy in the host tier landed; the caller tells of it, parents before children."""
         cdef Node* node = &self.nodes[n]
         node.host = page
         self.host.node[page] = n
@@ -241,6 +240,7 @@ cdef class PrefixIndex:
             self.hlink(n)
         else:
             self.host.state[page] = PAGE_IN_FLIGHT
+        return 0
 
     # ---- giving up
 
@@ -248,6 +248,7 @@ cdef class PrefixIndex:
         cdef Node* node = &self.nodes[n]
         if node.pins == 0:
             self.hunlink(n)
+        self.tell(n, TIER_HOST, False)
         self.host.give(node.host)
         node.host = -1
         if node.parent >= 0:
@@ -261,8 +262,7 @@ cdef class PrefixIndex:
             self.dunlink(n)
         self.device.give(node.dev)
         node.dev = -1
-        if self.record:
-            self.changes.append((False, self.key_of(n), None, b""))
+        self.tell(n, TIER_DEVICE, False)
         self.collect(n)
         return 0
 
@@ -385,6 +385,16 @@ cdef class PrefixIndex:
         self.host_evictable -= 1
 
     # ---- operators and tests
+
+    cdef int tell(self, int n, int tier, bint stored) except -1:
+        """Records for routers that the node's page came to a tier, or went (`cache.events.Change`)."""
+        if not self.record:
+            return 0
+        if stored:
+            self.changes.append((tier, True, self.key_of(n), self.parent_key(n), self.tokens_of(n)))
+        else:
+            self.changes.append((tier, False, self.key_of(n), None, b""))
+        return 0
 
     cdef bytes key_of(self, int n):
         return PyBytes_FromStringAndSize(<char*>&self.nodes[n].key, 16)

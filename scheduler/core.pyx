@@ -262,7 +262,7 @@ cdef class Scheduler:
         self.withheld.want(device, host)
 
     def take_kv_events(self) -> list:
-        """(stored?, key, parent key or None, token ids as raw int32) since the last call, in order."""
+        """What the tiers gained and lost since the last call, in order: see `cache.events.Change`."""
         cdef list out = self.index.changes
         if out:
             self.index.changes = []

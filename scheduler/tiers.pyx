@@ -10,7 +10,7 @@ from libc.stdint cimport int32_t
 import numpy as np
 
 from tsd.cache.hashing cimport tsd_key
-from tsd.cache.index cimport Node, PrefixIndex
+from tsd.cache.index cimport TIER_HOST, Node, PrefixIndex
 from tsd.cache.pool cimport PAGE_ACTIVE, PAGE_IN_FLIGHT, PagePool
 from tsd.scheduler.transfer cimport Transfer
 
@@ -173,6 +173,10 @@ cdef class Tiers:
                 self.index.set_host(n, t.pages[i])
             else:
                 self.host.give(t.pages[i])
+                t.pages[i] = -1
+        for i in range(t.count):
+            if t.pages[i] >= 0:
+                self.index.tell(t.nodes[i], TIER_HOST, True)
         if ok and self.disk.capacity:
             self.store(t)
         for i in range(t.count - 1, -1, -1):
@@ -268,9 +272,11 @@ cdef class Tiers:
                 if k == 0 or parent >= 0:
                     n = self.index.insert_host(parent, keys[k], tokens + <size_t>k * self.index.page_size, t.pages[i])
                     if n >= 0:
+                        self.index.tell(n, TIER_HOST, True)
                         continue
             elif self.index.nodes[n].host < 0:
                 self.index.set_host(n, t.pages[i])
+                self.index.tell(n, TIER_HOST, True)
                 continue
             self.host.give(t.pages[i])
         return 0

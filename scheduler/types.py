@@ -39,7 +39,7 @@ class SchedulerConfig:
     namespace: bytes = b""
     """Weights version: pages of another never match."""
     kv_events: bool = False
-    """Record what the prefix index gains and loses on the device, for `take_kv_events`."""
+    """Record what the tiers gain and lose, for `take_kv_events`."""
     share_in_flight: bool = True
     """Let a request wait for a prefix that a running prefill is computing, when that spares it most of its own."""
     debug_retract_every: int = 0

@@ -135,8 +135,12 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "double publish of a page",
         INDEX,
-        "self.changes.append((True,",
-        'self.changes.extend([(True, self.key_of(n), None, b"")]); self.changes.append((True,',
+        "self.changes.append((tier, True,",
+        'self.changes.extend([(tier, True, self.key_of(n), None, b"")]); self.changes.append((tier, True,',
+    ),
+    Mutant("lost host page not withdrawn", INDEX, "        self.tell(n, TIER_HOST, False)\n", ""),
+    Mutant(
+        "page that came to the host not announced", TIERS, "self.index.tell(t.nodes[i], TIER_HOST, True)", "pass"
     ),
     Mutant("host child not counted off", INDEX, "self.nodes[node.parent].host_children -= 1", "pass"),
     Mutant(

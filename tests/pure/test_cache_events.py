@@ -10,16 +10,9 @@ import numpy as np
 import pytest
 import zmq
 
-from tsd.cache.events import (
-    END_OF_REPLAY,
-    EventPublisher,
-    EventsConfig,
-    EventsConfigError,
-    binds,
-    offset_port,
-    parse_config,
-    to_events,
-)
+from tsd.cache.event_config import EventsConfig, EventsConfigError, parse_config
+from tsd.cache.event_publisher import END_OF_REPLAY, REPLAY_PATIENCE, EventPublisher, binds, offset_port
+from tsd.cache.events import DEVICE, DISK, HOST, Change, as_array, to_events
 from tsd.scheduler.core import Scheduler
 from tsd.scheduler.types import RequestSpec, SchedulerConfig, StepLanded
 
@@ -53,47 +46,217 @@ def subscriber(context: zmq.Context[Any], publisher: EventPublisher) -> zmq.Sock
     return socket
 
 
-def test_chains_and_removals_are_joined() -> None:
-    events = to_events(
-        [
-            (True, key(1), None, ids(1, 2)),
-            (True, key(2), key(1), ids(3, 4)),
-            (True, key(9), key(1), ids(5, 6)),
-            (False, key(2), None, b""),
-            (False, key(9), None, b""),
-            (True, key(2), key(1), ids(3, 4)),
-        ],
-        2,
-    )
-    assert msgspec.to_builtins(events) == [
-        ["BlockStored", [1, 2], None, [1, 2, 3, 4], 2, None, "GPU"],
-        ["BlockStored", [9], 1, [5, 6], 2, None, "GPU"],
-        ["BlockRemoved", [2, 9], "GPU"],
-        ["BlockStored", [2], 1, [3, 4], 2, None, "GPU"],
+def stored(number: int, *tokens: int, parent: int | None = None, tier: int = DEVICE) -> Change:
+    return Change(tier, True, key(number), None if parent is None else key(parent), ids(*tokens))
+
+
+def removed(number: int, tier: int = DEVICE) -> Change:
+    return Change(tier, False, key(number), None, b"")
+
+
+CHANGES = [
+    stored(1, 1, 2),
+    stored(2, 3, 4, parent=1),
+    stored(9, 5, 6, parent=1),
+    stored(1, 1, 2, tier=HOST),
+    removed(2),
+    removed(9),
+    removed(1, HOST),
+    stored(2, 3, 4, parent=1, tier=DISK),
+]
+
+
+def test_chains_and_removals_are_joined_tier_by_tier() -> None:
+    events = [as_array(event) for event in to_events(CHANGES, 2)]
+    rest = [None, None, 0, "full_attention"]
+    assert events == [
+        ["BlockStored", [1, 2], None, [1, 2, 3, 4], 2, None, "GPU", *rest],
+        ["BlockStored", [9], 1, [5, 6], 2, None, "GPU", *rest],
+        ["BlockStored", [1], None, [1, 2], 2, None, "CPU", *rest],
+        ["BlockRemoved", [2, 9], "GPU", 0],
+        ["BlockRemoved", [1], "CPU", 0],
+        ["BlockStored", [2], 1, [3, 4], 2, None, "STORAGE", *rest],
     ]
-    whole = to_events([(True, key(1), key(7), ids(1, 2))], 2, whole_keys=True)
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(whole))[0][1:3] == [[key(1)], key(7)]
+    whole = to_events([stored(1, 1, 2, parent=7)], 2, whole_keys=True)
+    assert as_array(whole[0])[1:3] == [[key(1)], key(7)]
 
 
-def test_the_wire_is_topic_sequence_and_a_msgpack_array(context: zmq.Context[Any]) -> None:
+class MapStored(msgspec.Struct, tag="BlockStored"):
+    """What a subscriber of today's vLLM declares: fields without a default must be there, unknown ones are skipped."""
+
+    block_hashes: list[bytes | int]
+    parent_block_hash: bytes | int | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: str | None
+    lora_name: str | None
+    group_idx: int | None = None
+
+
+class MapRemoved(msgspec.Struct, tag="BlockRemoved"):
+    block_hashes: list[bytes | int]
+    medium: str | None
+
+
+class MapCleared(msgspec.Struct, tag="AllBlocksCleared"):
+    pass
+
+
+class MapBatch(msgspec.Struct, array_like=True):
+    ts: float
+    events: list[MapStored | MapRemoved | MapCleared]
+    data_parallel_rank: int | None = None
+
+
+class FirstStored(msgspec.Struct, array_like=True, tag="BlockStored"):
+    """As the first releases had it."""
+
+    block_hashes: list[int]
+    parent_block_hash: int | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+
+
+class FirstRemoved(msgspec.Struct, array_like=True, tag="BlockRemoved"):
+    block_hashes: list[int]
+
+
+class FirstCleared(msgspec.Struct, array_like=True, tag="AllBlocksCleared"):
+    pass
+
+
+class FirstBatch(msgspec.Struct, array_like=True):
+    ts: float
+    events: list[FirstStored | FirstRemoved | FirstCleared]
+
+
+class MediumStored(FirstStored, array_like=True, tag="BlockStored"):
+    """As they had it when host tiers came."""
+
+    medium: str | None
+
+
+class MediumBatch(msgspec.Struct, array_like=True):
+    ts: float
+    events: list[MediumStored | FirstRemoved | FirstCleared]
+
+
+def test_the_wire_is_topic_sequence_and_a_msgpack_batch(context: zmq.Context[Any]) -> None:
     publisher = EventPublisher(EventsConfig(endpoint="tcp://127.0.0.1:0", topic="kv-events"), 2, context=context)
     try:
         socket = subscriber(context, publisher)
-        sequence = publisher.publish([(True, key(5), None, ids(10, 11))], 12.5)
+        sequence = publisher.publish([stored(5, 10, 11), removed(4)], 12.5)
         assert publisher.publish([], 13.0) is None
         publisher.clear(14.0)
         topic, number, payload = socket.recv_multipart()
         assert topic == b"kv-events"
         assert int.from_bytes(number, "big") == sequence
-        assert msgspec.msgpack.decode(payload) == [
-            12.5,
-            [["BlockStored", [5], None, [10, 11], 2, None, "GPU"]],
-            0,
-        ]
+        plain = msgspec.msgpack.decode(payload)
+        assert plain[0] == 12.5 and plain[2] == 0
+        assert plain[1][0]["type"] == "BlockStored" and plain[1][0]["lora_name"] is None
+        assert "extra_keys" not in plain[1][0]
+        typed = msgspec.msgpack.decode(payload, type=MapBatch)
+        assert typed.events == [MapStored([5], None, [10, 11], 2, None, "GPU", None, 0), MapRemoved([4], "GPU")]
         _, number, payload = socket.recv_multipart()
         assert int.from_bytes(number, "big") == (sequence or 0) + 1
-        assert msgspec.msgpack.decode(payload) == [14.0, [["AllBlocksCleared"]], 0]
+        assert msgspec.msgpack.decode(payload, type=MapBatch).events == [MapCleared()]
         socket.close()
+    finally:
+        publisher.close()
+
+
+def test_subscribers_of_older_releases_can_be_served(context: zmq.Context[Any]) -> None:
+    config = EventsConfig(endpoint="tcp://127.0.0.1:0", topic="kv", event_format="array")
+    publisher = EventPublisher(config, 2, rank=0, context=context)
+    try:
+        socket = subscriber(context, publisher)
+        publisher.publish([stored(5, 10, 11, tier=HOST), removed(4)], 1.0)
+        publisher.clear(2.0)
+        _, _, payload = socket.recv_multipart()
+        assert msgspec.msgpack.decode(payload, type=FirstBatch).events == [
+            FirstStored([5], None, [10, 11], 2, None),
+            FirstRemoved([4]),
+        ]
+        newer = msgspec.msgpack.decode(payload, type=MediumBatch).events[0]
+        assert isinstance(newer, MediumStored) and newer.medium == "CPU"
+        _, _, payload = socket.recv_multipart()
+        assert msgspec.msgpack.decode(payload) == [2.0, [["AllBlocksCleared"]], 0]
+        socket.close()
+    finally:
+        publisher.close()
+
+
+def ask(dealer: zmq.Socket[Any], publisher: EventPublisher, start: int) -> list[list[bytes]]:
+    """A whole replay, frames after the delimiter."""
+    dealer.send_multipart((b"", start.to_bytes(8, "big")))
+    while publisher.serve_replays() == 0:
+        pass
+    got = []
+    while True:
+        delimiter, *frames = dealer.recv_multipart()
+        assert delimiter == b""
+        got.append(frames)
+        if frames[-2] == END_OF_REPLAY:
+            return got
+
+
+@pytest.mark.parametrize("event_format", ["map", "array"])
+def test_a_replay_looks_like_what_was_missed(context: zmq.Context[Any], event_format: str) -> None:
+    config = EventsConfig(
+        endpoint="tcp://127.0.0.1:0", replay_endpoint="tcp://127.0.0.1:0", topic="kv", event_format=event_format
+    )
+    publisher = EventPublisher(config, 1, context=context)
+    try:
+        socket = subscriber(context, publisher)
+        begun = publisher.sequence
+        for number in range(700):
+            publisher.publish([removed(number)], float(number))
+        live = [socket.recv_multipart() for _ in range(700)]
+        dealer = context.socket(zmq.DEALER)
+        dealer.setsockopt(zmq.RCVTIMEO, 5000)
+        dealer.connect(publisher.replay_endpoint or "")
+        got = ask(dealer, publisher, begun)
+        topic = event_format == "map"
+        assert got[:-1] == [frames if topic else frames[1:] for frames in live]
+        assert got[-1] == ([b"", END_OF_REPLAY, b""] if topic else [END_OF_REPLAY, b""])
+        assert ask(dealer, publisher, 1 << 40) == got[-1:]
+        dealer.close()
+        socket.close()
+    finally:
+        publisher.close()
+
+
+def test_a_subscriber_that_does_not_read_costs_nobody_anything(context: zmq.Context[Any]) -> None:
+    config = EventsConfig(endpoint="tcp://127.0.0.1:0", replay_endpoint="tcp://127.0.0.1:0", topic="kv", hwm=1000)
+    publisher = EventPublisher(config, 1, context=context)
+    try:
+        slow = subscriber(context, publisher)
+        quick = subscriber(context, publisher)
+        heard = 0
+        for number in range(3_000):
+            publisher.send([], float(number))
+            heard += bool(quick.poll(100)) and quick.recv_multipart() is not None
+        assert heard == 3_000 and publisher.sequence >= 3_000
+        # Nor does one that asks for all of it again and again and takes none.
+        deaf = context.socket(zmq.DEALER)
+        deaf.set_hwm(1)
+        deaf.connect(publisher.replay_endpoint or "")
+        for _ in range(5):
+            deaf.send_multipart((b"", bytes(8)))
+        wide = max(publisher.serve_replays() for _ in range(50))
+        assert wide <= 5
+        dealer = context.socket(zmq.DEALER)
+        dealer.setsockopt(zmq.RCVTIMEO, 5000)
+        dealer.connect(publisher.replay_endpoint or "")
+        assert len(ask(dealer, publisher, publisher.sequence - 5)) == 6
+        deaf.close(linger=0)
+        for _ in range(2 * REPLAY_PATIENCE):
+            publisher.serve_replays()
+        assert not publisher._replays, "a client that is gone is given up"
+        for socket in (dealer, quick, slow):
+            socket.close(linger=0)
     finally:
         publisher.close()
 
@@ -103,7 +266,7 @@ def test_missed_batches_are_replayed(context: zmq.Context[Any]) -> None:
     publisher = EventPublisher(config, 1, context=context)
     try:
         for number in range(6):
-            publisher.publish([(False, key(number), None, b"")], float(number))
+            publisher.publish([removed(number)], float(number))
         socket = context.socket(zmq.REQ)
         socket.setsockopt(zmq.RCVTIMEO, 5000)
         socket.connect(publisher.replay_endpoint or "")
@@ -111,9 +274,9 @@ def test_missed_batches_are_replayed(context: zmq.Context[Any]) -> None:
         socket.send((4).to_bytes(8, "big"))
         while publisher.serve_replays() == 0:
             pass
-        got = [socket.recv_multipart() for _ in range(1)]
-        assert int.from_bytes(got[0][0], "big") == 4
-        assert msgspec.msgpack.decode(got[0][1])[0] == 4.0
+        _, number, payload = socket.recv_multipart()
+        assert int.from_bytes(number, "big") == 4
+        assert msgspec.msgpack.decode(payload)[0] == 4.0
         socket.close()
         # A DEALER sees every reply and the end marker.
         dealer = context.socket(zmq.DEALER)
@@ -125,7 +288,7 @@ def test_missed_batches_are_replayed(context: zmq.Context[Any]) -> None:
             pass
         numbers = []
         while True:
-            _, number, _ = dealer.recv_multipart()
+            _, _, number, _ = dealer.recv_multipart()
             if number == END_OF_REPLAY:
                 break
             numbers.append(int.from_bytes(number, "big"))
@@ -141,7 +304,16 @@ def test_the_configuration_is_checked() -> None:
     assert parse_config('{"publisher": "null"}') is None
     config = parse_config('{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557", "topic": "kv"}')
     assert config is not None and config.topic == "kv"
-    for text in ("{", '{"endpont": "x"}', '{"publisher": "nats"}', '{"block_hashes": "hex"}', '{"hwm": "many"}'):
+    assert parse_config('{"enable_kv_cache_events": true, "publisher": null}') is not None
+    for text in (
+        "{",
+        '{"endpont": "x"}',
+        '{"publisher": "nats"}',
+        '{"block_hashes": "hex"}',
+        '{"event_format": "xml"}',
+        '{"hwm": "many"}',
+        '{"buffer_steps": 0}',
+    ):
         with pytest.raises(EventsConfigError, match="--kv-events-config"):
             parse_config(text)
     assert offset_port("tcp://*:5557", 3) == "tcp://*:5560"
@@ -159,9 +331,10 @@ def test_the_scheduler_says_what_its_device_tier_gains_and_loses() -> None:
         assert plan is not None
         scheduler.advance(StepLanded(plan.step, np.zeros(1, np.int32)), 0.0)
         changes = scheduler.take_kv_events()
-        stored = [change for change in changes if change[0]]
-        assert len(stored) == (0 if request_id == 1 else 3)
-        for kept, name, parent, raw in changes:
+        assert {change[0] for change in changes} <= {DEVICE}
+        new = [change for change in changes if change[1]]
+        assert len(new) == (0 if request_id == 1 else 3)
+        for _, kept, name, parent, raw in changes:
             if kept:
                 assert name not in known and (parent is None or parent in known)
                 known.add(name)
@@ -170,6 +343,6 @@ def test_the_scheduler_says_what_its_device_tier_gains_and_loses() -> None:
                 known.remove(name)
     assert len(known) <= 4
     scheduler.flush_cache()
-    for _, name, _, _ in scheduler.take_kv_events():
+    for _, _, name, _, _ in scheduler.take_kv_events():
         known.remove(name)
     assert not known
