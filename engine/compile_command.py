@@ -10,7 +10,6 @@ import fcntl
 import gc
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,8 +18,11 @@ import msgspec
 
 from tsd.engine import life
 from tsd.engine.config import EngineConfig
+from tsd.engine.errors import StartError
+from tsd.engine.model_errors import ModelError
 from tsd.kernels.ahead import AheadError, compile_all
 from tsd.kernels.platform import DriverError, Platform, ask_driver
+from tsd.kernels.spec import KernelError
 
 Progress = Callable[[int, int], None]
 
@@ -86,15 +88,15 @@ def main() -> int:
         sys.stdout.write(f'{{"done":{done},"of":{of}}}\n')
         sys.stdout.flush()
 
-    began = time.monotonic()
     try:
         index = int(order.config.device.partition(":")[2] or 0)
         platform, memory_bytes = ask_driver(index)
-        count = build(order.config, platform, memory_bytes, tell, order.parent)
+        build(order.config, platform, memory_bytes, tell, order.parent)
+    except (KernelError, ModelError, StartError):
+        return 1  # the engine will say the same
     except (AheadError, DriverError) as error:
         print(f"tsd: kernels were not compiled ahead: {error}", file=sys.stderr)
         return 1
-    print(f"{count} kernels in {time.monotonic() - began:.1f} s", file=sys.stderr)
     return 0
 
 

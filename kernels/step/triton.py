@@ -18,7 +18,7 @@ def _update(cells, pages, table, count, BLOCK: tl.constexpr):
     tl.store(table + tl.load(cells + at, mask, 0), tl.load(pages + at, mask, 0), mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["padding_slot", "width"])
 def _prepare(
     slots,
     starts,

@@ -16,7 +16,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from tsd.engine.config import EngineConfig  # noqa: E402 (after what may be missing)
+from tsd.engine import kernels_command  # noqa: E402 (after what may be missing)
+from tsd.engine.config import EngineConfig  # noqa: E402
 from tsd.engine.executor.rows import HostBatch  # noqa: E402
 from tsd.engine.live import LiveRequest  # noqa: E402
 from tsd.engine.precompile import Precompile  # noqa: E402
@@ -225,3 +226,13 @@ def test_without_a_driver_the_engine_is_told(tmp_path: Path, capfd: pytest.Captu
     assert compiling.wait(lambda phase, detail, fraction: reports.append((phase, detail))) is False
     assert reports == []
     assert "kernels were not compiled ahead" in capfd.readouterr().err
+
+
+def test_build_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a driver")
+    engine(tmp_path, {})
+    assert kernels_command.main([str(tmp_path), "--load-format", "dummy", "--build"]) == 3
+    assert "libcuda" in capsys.readouterr().err
+    assert kernels_command.main([str(tmp_path / "none"), "--build", "--gpu", "h200"]) == 3
+    assert "no such file or folder" in capsys.readouterr().err
