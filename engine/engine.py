@@ -218,6 +218,8 @@ class Engine:
         self.scheduler.flush_cache()
         if self.events is not None:
             self.events.cleared()
+        # The disk's blocks are removed by a move.
+        self.loop.kick()
         return b"{}"
 
     def _abort_by_name(self, name: str) -> bytes:
