@@ -70,7 +70,7 @@ def _with_calls(text: Text, tools: ToolPlan, answer: Grammar | None) -> Grammar 
         return tools.forced
     if tools.tools is None or (answer is None and not tools.strict):
         return answer
-    offered = Tools(tools.tools.schemas, tools.strict)
+    offered = Tools(tools.shapes, tools.strict)
     return auto_calls(text.dialects.tools or DEFAULT_TOOLS, offered, answer) or answer
 
 

@@ -11,6 +11,7 @@ import msgspec
 from tsd.api.errors import InvalidRequest
 from tsd.api.limits import Limits, check_count, check_length, check_schema
 from tsd.api.params import unsupported
+from tsd.api.schema_form import formed
 from tsd.api.wire.chat import ResponseFormat
 from tsd.api.wire.sampling import SamplingFields
 from tsd.engine.protocol import Grammar
@@ -63,7 +64,8 @@ def _structural_tag(form: ResponseFormat, limits: Limits) -> Grammar:
         for item in form.structures or []:
             if not isinstance(item, dict) or not {"begin", "end"} <= item.keys():
                 raise InvalidRequest("a structure needs begin, schema and end", param="response_format.structures")
-            content = {"type": "json_schema", "json_schema": item.get("schema") or {}}
+            schema = formed(item.get("schema") or {}, "response_format.structures")
+            content = {"type": "json_schema", "json_schema": schema}
             tags.append({"type": "tag", "begin": item["begin"], "content": content, "end": item["end"]})
         if not tags or not form.triggers:
             raise InvalidRequest("structural_tag needs structures and triggers, or format", param="response_format")
@@ -106,7 +108,7 @@ def schema_grammar(name: str, schema: Any, limits: Limits) -> Grammar:
             raise InvalidRequest(f"{name} is not JSON", param=name) from error
     if not isinstance(schema, (dict, bool)):
         raise InvalidRequest(f"{name} must be a JSON schema object", param=name)
-    return Grammar("json_schema", json.dumps(schema, ensure_ascii=False))
+    return Grammar("json_schema", json.dumps(formed(schema, name), ensure_ascii=False))
 
 
 def text_grammar(name: str, kind: str, text: Any, limits: Limits) -> Grammar:

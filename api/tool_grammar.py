@@ -60,13 +60,14 @@ CONSTRAINABLE = frozenset((*FORMS, "mistral", "kimi_k2", "llama3_json", "json"))
 
 
 class Tools(NamedTuple):
+    """`schemas` are those that `schema_form` made of the strict tools', and any object for the others."""
+
     schemas: Mapping[str, dict[str, Any]]
     strict: frozenset[str]
 
     def arguments(self, name: str) -> Format:
         """As JSON. Of a tool that is not strict: any object."""
-        schema = self.schemas[name] if name in self.strict else {"type": "object", "additionalProperties": True}
-        return {"type": "json_schema", "json_schema": schema}
+        return {"type": "json_schema", "json_schema": self.schemas[name]}
 
 
 def auto_calls(dialect: str, tools: Tools, answer: Grammar | None = None) -> Grammar | None:

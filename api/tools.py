@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tsd.api.conversation import tools_for_template
@@ -11,6 +13,7 @@ from tsd.api.errors import InvalidRequest
 from tsd.api.limits import Limits, check_count, check_schema
 from tsd.api.params import unsupported
 from tsd.api.parsers.output import ToolSet
+from tsd.api.schema_form import Unsupported, formed
 from tsd.api.wire.chat import NamedToolChoice, Tool
 from tsd.engine.protocol import Grammar
 
@@ -26,6 +29,8 @@ class ToolPlan(NamedTuple):
     """A call must come, as the list of `{"name", "parameters"}` objects that this allows."""
     strict: frozenset[str] = frozenset()
     """Those that are to follow their schema also where the model chooses whether to call."""
+    shapes: Mapping[str, dict[str, Any]] = {}
+    """Every tool's arguments, as a grammar can be held to them."""
 
 
 def plan_tools(
@@ -44,12 +49,29 @@ def plan_tools(
         return ToolPlan()
     single = parallel is False
     template = tools_for_template(tools)
-    if named is not None or choice == "required":
-        wanted = functions if named is None else {named: functions[named]}
+    strict = frozenset(t.function.name for t in tools or () if t.function is not None and t.function.strict)
+    forced = named is not None or choice == "required"
+    shapes = _shapes(functions, strict, forced)
+    if forced:
+        wanted = shapes if named is None else {named: shapes[named]}
         only_one = single or named is not None
         return ToolPlan(template, ToolSet(functions, only_one), forced_calls(wanted, only_one))
-    strict = frozenset(t.function.name for t in tools or () if t.function is not None and t.function.strict)
-    return ToolPlan(template, ToolSet(functions, single), strict=strict)
+    return ToolPlan(template, ToolSet(functions, single), strict=strict, shapes=shapes)
+
+
+def _shapes(functions: dict[str, dict[str, Any]], strict: frozenset[str], forced: bool) -> dict[str, dict[str, Any]]:
+    """Schemas as a grammar can be held to them. What a tool that is not strict asks beyond that is not kept to: its
+    arguments are then any object."""
+    found = {}
+    for index, (name, schema) in enumerate(functions.items()):
+        shape = {"type": "object", "additionalProperties": True}
+        if name in strict:
+            shape = formed(schema, f"tools[{index}].function.parameters")
+        elif forced:
+            with contextlib.suppress(Unsupported):
+                shape = formed(schema, "tools")
+        found[name] = shape
+    return found
 
 
 def check_tools(tools: list[Tool] | None, limits: Limits) -> dict[str, dict[str, Any]]:

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tsd.engine.protocol import Grammar, Vocabulary
+from tsd.engine.schema_holes import SchemaHoles
 from tsd.engine.stand_ins import stand_in
 
 with stand_in("transformers"):
@@ -147,11 +148,7 @@ def _compile(compiler: xgrammar.GrammarCompiler, grammar: Grammar) -> xgrammar.C
     if grammar.kind == "json_object":
         return compiler.compile_json_schema('{"type": "object"}', max_whitespace_cnt=MAX_WHITESPACE)
     if grammar.kind == "json_schema":
-        rules = _rules_of(grammar.text)
-        strict = strict_strings(rules)
-        if strict == rules:
-            return compiler.compile_json_schema(grammar.text, max_whitespace_cnt=MAX_WHITESPACE)
-        return compiler.compile_grammar(strict)
+        return compiler.compile_grammar(schema_rules(grammar.text))
     if grammar.kind == "regex":
         return compiler.compile_regex(grammar.text)
     if grammar.kind == "ebnf":
@@ -181,9 +178,12 @@ def strict_strings(rules: str) -> str:
     return _LITERAL_OR_CLASS.sub(narrow, rules)
 
 
-def _rules_of(schema: str) -> str:
-    """The rules that a schema's JSON follows, as EBNF."""
-    return str(xgrammar.Grammar.from_json_schema(schema, max_whitespace_cnt=MAX_WHITESPACE))
+def schema_rules(schema: str) -> str:
+    """The rules that a schema's JSON follows, as EBNF. Raises ValueError or RuntimeError for one that has none."""
+    holes = SchemaHoles(schema)
+    hidden = json.dumps(holes.hide(json.loads(schema)), ensure_ascii=False)
+    rules = str(xgrammar.Grammar.from_json_schema(hidden, max_whitespace_cnt=MAX_WHITESPACE))
+    return holes.reveal(strict_strings(rules))
 
 
 def tag_rules(value: Any) -> Any:
@@ -193,7 +193,7 @@ def tag_rules(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     if value.get("type") == "json_schema" and value.get("style", "json") == "json" and "json_schema" in value:
-        return {"type": "grammar", "grammar": strict_strings(_rules_of(json.dumps(value["json_schema"])))}
+        return {"type": "grammar", "grammar": schema_rules(json.dumps(value["json_schema"], ensure_ascii=False))}
     return {key: item if key == "json_schema" else tag_rules(item) for key, item in value.items()}
 
 

@@ -180,7 +180,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": TOOLS, "tool_choice": "maybe"}, "tool_choice"),
     ({"tools": TOOLS, "tool_choice": {"function": {"name": "other"}}}, "tool_choice"),
     ({"tool_choice": "required"}, "tool_choice"),
-    ({"guided_json": {"type": "strin"}}, "response_format"),
+    ({"guided_json": {"type": "strin"}}, "guided_json"),
     ({"guided_json": "{"}, "guided_json"),
     ({"guided_grammar": "root ::= " + "(" * 60_000 + '"a"' + ")" * 60_000}, "guided_grammar"),
     ({"guided_grammar": "root ::= " + "(" * 13_000 + '"a"' + ")" * 13_000}, "guided_grammar"),

@@ -16,6 +16,7 @@ from support.grammar_walk import byte_backend, walk
 from tsd.api.output import Delta
 from tsd.api.parsers.output import ToolSet
 from tsd.api.parsers.registry import TOOLS, tool_parser
+from tsd.api.schema_form import formed
 from tsd.api.tool_grammar import CONSTRAINABLE, Tools, auto_calls
 from tsd.engine.grammar import GrammarBackend
 from tsd.engine.protocol import Grammar, Submit
@@ -40,7 +41,7 @@ STRICT: dict[str, Any] = {
     },
 }
 SCHEMAS: dict[str, dict[str, Any]] = {"get_weather": STRICT, "get": {"type": "object", "properties": {}}}
-OFFERED = Tools(SCHEMAS, frozenset({"get_weather"}))
+OFFERED = Tools({"get_weather": formed(STRICT, "x"), "get": {"type": "object"}}, frozenset({"get_weather"}))
 OPENINGS = {
     "hermes": '<tool_call>\n{"name": "get_weather", ',
     "qwen": '<tool_call>\n{"name": "get_weather", ',
@@ -181,6 +182,6 @@ def test_what_cannot_be_constrained(tmp_path: Path) -> None:
             broken = tool(True)
             broken["function"] = {**broken["function"], "parameters": {"type": "strin"}}
             status, answer = await server.post(CHAT, {**ASK, "tools": [broken]})
-            assert (status, answer["error"]["param"]) == (400, "tools"), answer
+            assert (status, answer["error"]["param"]) == (400, "tools[0].function.parameters"), answer
 
     run_async(test)
