@@ -1,7 +1,7 @@
 """What the front costs in CPU per streamed token: a microbenchmark (`tsd bench front`).
 
-The front runs in a process of its own. This process plays both ends: an engine on a real Unix socket that gives
-every stream one token a step, and the clients on loopback that read the streams.
+The front, or each of several, runs in a process of its own. This process plays both ends: an engine on a real Unix
+socket that gives every stream one token a step, and the clients on loopback that read the streams.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from array import array
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import uvloop
 
 from tsd.api.options import EngineEndpoint, ServerOptions
@@ -30,10 +31,14 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Figures(NamedTuple):
+    fronts: int
     streams: int
     steps: int
     tokens: int
     front_cpu_us_per_token: float
+    """Of all fronts together."""
+    busiest_front_us_per_token: float
+    """Of the front that used most: over all tokens, so that 1 / it bounds the tokens a second."""
     of_it_in_the_kernel: float
     bytes_per_token: float
     seconds: float
@@ -45,47 +50,52 @@ class Engine:
 
     def __init__(self, max_model_len: int = 1 << 20) -> None:
         self._max_model_len = max_model_len
-        self.prompts: dict[int, int] = {}
-        self.channel: transport.Channel[Any] | None = None
+        self.prompts: dict[transport.Channel[Any], dict[int, int]] = {}
+        """Each front's requests: id → prompt tokens."""
         self._beats: asyncio.Task[None] | None = None
 
     async def listen(self, path: str) -> asyncio.AbstractServer:
         return await transport.listen(path, self._on_message, lambda channel, error: None, self._on_open)
 
     def _on_open(self, channel: transport.Channel[Any]) -> None:
-        self.channel = channel
+        self.prompts[channel] = {}
         sizes = (self._max_model_len, 16, 1 << 16, 1024, 1 << 20)
         channel.send(Ready(0, "bench", "Bench", VOCAB, *sizes, "none", "none", 0.0, {}, ()))
-        self._beats = asyncio.create_task(self._beat())
+        if self._beats is None:
+            self._beats = asyncio.create_task(self._beat())
+
+    @property
+    def requests(self) -> int:
+        return sum(map(len, self.prompts.values()))
 
     def _on_message(self, channel: transport.Channel[Any], message: ToEngine) -> None:
         if isinstance(message, Submit):
-            self.prompts[message.id] = len(message.prompt) // 4
+            self.prompts[channel][message.id] = len(message.prompt) // 4
         elif isinstance(message, Abort):
-            self.prompts.pop(message.id, None)
+            self.prompts[channel].pop(message.id, None)
 
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(1)
-            assert self.channel is not None
-            self.channel.send(Heartbeat(0, len(self.prompts), 0, 0))
+            for channel in self.prompts:
+                channel.send(Heartbeat(0, self.requests, 0, 0))
 
     def start_all(self) -> None:
-        assert self.channel is not None
-        self.channel.send(StepOutput(0, started=[Started(i, n, 0, 0.0) for i, n in self.prompts.items()]))
+        for channel, prompts in self.prompts.items():
+            channel.send(StepOutput(0, started=[Started(i, n, 0, 0.0) for i, n in prompts.items()]))
 
     async def run(self, steps: int, period_s: float) -> None:
-        assert self.channel is not None
-        ids = array("q", self.prompts)
-        packed = ids.tobytes()
+        """A step is one message to each front."""
+        fronts = [(channel, list(prompts), array("q", prompts).tobytes()) for channel, prompts in self.prompts.items()]
         loop = asyncio.get_running_loop()
         due = loop.time()
         for step in range(1, steps + 1):
-            tokens = array("i", [(step * 7 + i) % VOCAB for i in range(len(ids))]).tobytes()
-            finished = []
-            if step == steps:
-                finished = [Finished(i, "length", n, 0, steps) for i, n in self.prompts.items()]
-            self.channel.send(StepOutput(step, packed, tokens, finished=finished))
+            for channel, ids, packed in fronts:
+                tokens = array("i", [(step * 7 + i) % VOCAB for i in range(len(ids))]).tobytes()
+                finished = []
+                if step == steps:
+                    finished = [Finished(i, "length", n, 0, steps) for i, n in self.prompts[channel].items()]
+                channel.send(StepOutput(step, packed, tokens, finished=finished))
             due += period_s
             await asyncio.sleep(max(0.0, due - loop.time()))
 
@@ -144,49 +154,81 @@ def write_config(folder: str) -> None:
     Path(folder, "config.json").write_text(json.dumps({"vocab_size": VOCAB}))
 
 
-async def measure(streams: int, steps: int, period_s: float, body: dict[str, Any]) -> Figures:
+def listeners(count: int) -> list[socket.socket]:
+    """Sockets on one free port."""
+    found: list[socket.socket] = []
+    for _ in range(count):
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind(("127.0.0.1", found[0].getsockname()[1] if found else 0))
+        listener.listen(4096)
+        found.append(listener)
+    return found
+
+
+async def measure(fronts: int, streams: int, steps: int, period_s: float, body: dict[str, Any]) -> Figures:
     with tempfile.TemporaryDirectory(prefix="tsd-bench") as folder:
         write_config(folder)
         engine = Engine()
-        listener = await engine.listen(f"{folder}/engine.sock")
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "tsd.bench.front", "--serve", folder, stdout=asyncio.subprocess.PIPE
-        )
-        try:
-            assert process.stdout is not None
-            port = int(await process.stdout.readline())
-            figures = await _streams(engine, process.pid, port, streams, steps, period_s, body)
-        finally:
-            process.terminate()
-            await process.wait()
-            await engine.close()
+        listening = await engine.listen(f"{folder}/engine.sock")
+        sockets = listeners(fronts)
+        port = sockets[0].getsockname()[1]
+        processes = []
+        for number, listener in enumerate(sockets):
+            options = ServerOptions(
+                model=folder, port=port, request_log="", front=number, fronts=fronts, runtime_dir=folder
+            )
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "tsd.bench.front", "--serve", msgspec.json.encode(options).decode(),
+                "--listen-fd", str(listener.fileno()), stdout=asyncio.subprocess.PIPE, pass_fds=(listener.fileno(),),
+            )  # fmt: skip
+            processes.append(process)
             listener.close()
-        return figures
+        try:
+            for process in processes:
+                assert process.stdout is not None
+                await process.stdout.readline()
+            return await _streams(engine, [process.pid for process in processes], port, streams, steps, period_s, body)
+        finally:
+            processes[0].terminate()  # the others end with it
+            for process in processes:
+                await process.wait()
+            await engine.close()
+            listening.close()
 
 
 async def _streams(
-    engine: Engine, pid: int, port: int, streams: int, steps: int, period_s: float, body: dict[str, Any]
+    engine: Engine, pids: list[int], port: int, streams: int, steps: int, period_s: float, body: dict[str, Any]
 ) -> Figures:
     loop = asyncio.get_running_loop()
     request = http_request("/v1/chat/completions", {**body, "max_tokens": steps, "stream": True})
     readers = [(await loop.create_connection(lambda: Reader(request), "127.0.0.1", port))[1] for _ in range(streams)]
-    while len(engine.prompts) < streams:  # noqa: ASYNC110 (set-up only)
+    while engine.requests < streams:  # noqa: ASYNC110 (set-up only)
         await asyncio.sleep(0.05)
     engine.start_all()
     await asyncio.sleep(1.0)
-    before = cpu_time(pid)
+    before = [cpu_time(pid) for pid in pids]
     sizes = sum(reader.received for reader in readers)
     started = time.perf_counter()
     await engine.run(steps, period_s)
     await asyncio.wait([reader.done for reader in readers])
     seconds = time.perf_counter() - started
-    after = cpu_time(pid)
-    kernel = after.kernel - before.kernel
-    cost = after.user - before.user + kernel
+    after = [cpu_time(pid) for pid in pids]
+    spent = [sum(end) - sum(start) for start, end in zip(before, after, strict=True)]
+    kernel = sum(end.kernel - start.kernel for start, end in zip(before, after, strict=True))
     tokens = streams * steps
     received = sum(reader.received for reader in readers) - sizes
     figures = Figures(
-        streams, steps, tokens, cost / tokens * 1e6, kernel / tokens * 1e6, received / tokens, seconds, rss_mb(pid)
+        len(pids),
+        streams,
+        steps,
+        tokens,
+        sum(spent) / tokens * 1e6,
+        max(spent) / tokens * 1e6,
+        kernel / tokens * 1e6,
+        received / tokens,
+        seconds,
+        sum(map(rss_mb, pids)),
     )
     for reader in readers:
         if reader.transport is not None:
@@ -194,14 +236,14 @@ async def _streams(
     return figures
 
 
-async def _serve(folder: str) -> int:
+async def _serve(options: ServerOptions, listen_fd: int) -> int:
+    """Prints a line when it is ready."""
     from tsd.api.serve import Hooks, run
 
-    listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
-    port = listener.getsockname()[1]
-    options = ServerOptions(model=folder, port=port, request_log="")
-    hooks = Hooks(on_ready=lambda: print(port, flush=True))
-    return await run(options, [EngineEndpoint(0, f"{folder}/engine.sock")], listener, hooks)
+    listener = socket.socket(fileno=listen_fd)
+    listener.setblocking(False)
+    hooks = Hooks(on_ready=lambda: print("ready", flush=True))
+    return await run(options, [EngineEndpoint(0, f"{options.runtime_dir}/engine.sock")], listener, hooks)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -209,14 +251,17 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--streams", type=int, default=256, help="concurrent streams (default 256)")
     parser.add_argument("--steps", type=int, default=1000, help="tokens a stream (default 1000)")
     parser.add_argument("--period-ms", type=float, default=8.0, help="time between engine steps (default 8)")
+    parser.add_argument("--api-workers", type=int, default=1, help="front processes (default 1)")
     parser.add_argument("--serve", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--listen-fd", type=int, default=-1, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.serve:
-        return uvloop.run(_serve(options.serve))
+        return uvloop.run(_serve(msgspec.json.decode(options.serve, type=ServerOptions), options.listen_fd))
     body = {"messages": [{"role": "user", "content": "1 2 3"}]}
-    figures = uvloop.run(measure(options.streams, options.steps, options.period_ms / 1e3, body))
+    period_s = options.period_ms / 1e3
+    figures = uvloop.run(measure(options.api_workers, options.streams, options.steps, period_s, body))
     for name, value in figures._asdict().items():
-        print(f"{name:<24} {value:,.2f}" if isinstance(value, float) else f"{name:<24} {value:,}")
+        print(f"{name:<26} {value:,.2f}" if isinstance(value, float) else f"{name:<26} {value:,}")
     return 0
 
 

@@ -162,6 +162,23 @@ def test_a_conversation_goes_on_through_any_front(server: ServerProcess) -> None
     assert {status for status, _ in asked_of_both(server, "GET", f"/v1/responses/{first['id']}")} == {404}
 
 
+def test_kept_items_and_background_work_are_found_from_any_front(server: ServerProcess) -> None:
+    _, kept = server.request("POST", "/v1/conversations", {"items": [{"role": "user", "content": "5 6 7"}]})
+    ask = {"input": "8 9", "max_output_tokens": 2, "temperature": 0, "conversation": kept["id"]}
+    for turn in range(1, 7):
+        status, answer = server.request("POST", "/v1/responses", ask)
+        assert status == 200 and front_of_id(answer["id"]) == front_of_id(kept["id"])
+        for status, found in asked_of_both(server, "GET", f"/v1/conversations/{kept['id']}/items"):
+            assert status == 200 and len(found["data"]) == 1 + 2 * turn
+    _, running = server.request(
+        "POST", "/v1/responses", {"input": "5 6", "max_output_tokens": 3000, "background": True}
+    )
+    for status, found in asked_of_both(server, "GET", f"/v1/responses/{running['id']}"):
+        assert status == 200 and found["status"] in ("queued", "in_progress")
+    cancelled = asked_of_both(server, "POST", f"/v1/responses/{running['id']}/cancel")
+    assert {found["status"] for status, found in cancelled if status == 200} == {"cancelled"}
+
+
 def test_the_queue_is_bounded_over_all_fronts(server: ServerProcess) -> None:
     """Two run and four wait, however they came: the engine counts."""
     running = [OpenStream(server, 4000) for _ in range(2)]

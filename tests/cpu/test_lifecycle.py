@@ -146,27 +146,58 @@ def test_killing_the_front_while_the_engine_loads_leaves_no_orphan(model: str) -
     server.stop()
 
 
-def test_disconnects_leave_nothing(model: str) -> None:
-    with running_server(*start(model)) as server:
+def gauges_are_zero(server: ServerProcess) -> bool:
+    text = server.request("GET", "/metrics")[1]
+    gauges = [line for line in text.splitlines() if line.startswith("tsd:num_requests_")]
+    return bool(gauges) and all(line.rsplit(" ", 1)[1] == "0.0" for line in gauges)
+
+
+def open_files(pids: list[int]) -> int:
+    return sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids)
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_disconnects_leave_nothing(model: str, workers: str) -> None:
+    """Half of them in the middle of a stream, half while they wait for a whole answer."""
+    with running_server(*start(model, "--api-workers", workers)) as server:
         server.wait_ready()
+        pids = [server.process.pid, *server.children("tsd.")]
         body = {"prompt": [5, 6, 7], "max_tokens": 3000, "ignore_eos": True}
-        for round_ in range(30):
+        before = 0
+        for round_ in range(160):
+            if round_ == 20:  # what is opened once has been opened
+                assert eventually(lambda: gauges_are_zero(server))
+                before = open_files(pids)
             connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
             raw = json.dumps({**body, "stream": round_ % 2 == 0})
             connection.request("POST", "/v1/completions", raw, {"Content-Type": "application/json"})
             if round_ % 2 == 0:
                 connection.getresponse().readline()
             else:
-                time.sleep(0.02)
+                time.sleep(0.01)
             connection.close()
-
-        def idle() -> bool:
-            text = server.request("GET", "/metrics")[1]
-            gauges = [line for line in text.splitlines() if line.startswith("tsd:num_requests_")]
-            return bool(gauges) and all(line.rsplit(" ", 1)[1] == "0.0" for line in gauges)
-
-        assert eventually(idle, 15)
+        assert eventually(lambda: gauges_are_zero(server), 15)
+        # The grammar worker's pipes may have come; one left open by each round would be 140.
+        assert eventually(lambda: open_files(pids) < before + 10), (before, open_files(pids))
+        found = server.request("GET", "/get_server_info")[1]["engines"][0]
+        snapshot = OpenStream.get(server, "/admin/stream?interval=0.5")
+        line = snapshot.answer.readline()
+        snapshot.leave()
+        device = json.loads(line.removeprefix(b"data: "))["engines"][0]["tiers"]["device"]
+        assert device["active"] == device["shared"] == device["in_flight"] == 0
+        assert device["free"] + device["cached"] == device["total"] == found["num_pages"]
         assert server.request("POST", "/v1/completions", {"prompt": [5], "max_tokens": 2})[0] == 200
+
+
+def test_gauges_fall_when_everyone_leaves_at_once(model: str) -> None:
+    with running_server(*start(model, "--max-num-seqs", "8")) as server:
+        server.wait_ready()
+        streams = [OpenStream(server, 2000) for _ in range(24)]
+        assert eventually(lambda: not gauges_are_zero(server))
+        for stream in streams:
+            stream.leave()
+        # Within a second of the last one; the rest is for a busy machine.
+        assert eventually(lambda: gauges_are_zero(server), 3.0)
 
 
 def test_constraints_are_ready_before_the_first_one(model: str) -> None:
