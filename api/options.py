@@ -71,6 +71,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     fronts: int = 1
     runtime_dir: str = ""
     """Private folder with the sockets between fronts; needed where there are several."""
+    routing_secret: str = ""
+    """Keys what fronts tell each other of prompts; the same for all, at most 64 characters. Empty for one front."""
     handle_signals: bool = True
     """SIGTERM and SIGINT drain; a second one forces."""
     freeze_gc: bool = True

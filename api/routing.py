@@ -1,12 +1,16 @@
 """Chooses an engine for a request: least load, unless another one holds a long enough prefix of it.
 
-The front does not see the engines' caches; it remembers which engine got which prefixes, in a bounded table.
+A front does not see the engines' caches; it remembers which engine got which prefixes, in a bounded table. Several
+fronts tell each other: a session's next turn may come through any of them.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 from array import array
 from collections import OrderedDict
+from collections.abc import Callable
 
 from tsd.api.engines import EngineClient
 from tsd.api.errors import Overloaded, Unavailable
@@ -23,8 +27,12 @@ TOKENS_PER_REQUEST = 512
 class Fleet:
     """Every engine of this front."""
 
-    def __init__(self, engines: list[EngineClient], limits: Limits) -> None:
+    def __init__(self, engines: list[EngineClient], limits: Limits, secret: bytes = b"") -> None:
+        """`secret` keys the prefixes' names; fronts that tell each other share it."""
         self.engines = engines
+        self.on_learned: Callable[[int, list[int]], None] | None = None
+        """Told the engine and the keys that are new."""
+        self._secret = secret or os.urandom(16)
         self._limits = limits
         self._seen: OrderedDict[tuple[int, int], None] = OrderedDict()
 
@@ -52,11 +60,14 @@ class Fleet:
             raise Overloaded("the queue is full; try again later", retry_after=1)
         if len(self.engines) == 1:
             return open_ones[0]
-        keys = _prefix_keys(prompt, salt)
+        keys = _prefix_keys(prompt, salt, self._secret)
         best = min(
             open_ones, key=lambda engine: (engine.load - self._known(engine, keys) / TOKENS_PER_REQUEST, engine.engine)
         )
-        self._remember(best, keys)
+        new = [key for key in keys if (best.engine, key) not in self._seen]
+        self.learn(best.engine, keys)
+        if new and self.on_learned is not None:
+            self.on_learned(best.engine, new)
         return best
 
     def _known(self, engine: EngineClient, keys: list[int]) -> int:
@@ -68,19 +79,21 @@ class Fleet:
             known += BLOCK
         return known
 
-    def _remember(self, engine: EngineClient, keys: list[int]) -> None:
+    def learn(self, engine: int, keys: list[int]) -> None:
+        """That engine gets, or got from another front, these prefixes."""
         for key in keys:
-            self._seen[engine.engine, key] = None
-            self._seen.move_to_end((engine.engine, key))
+            self._seen[engine, key] = None
+            self._seen.move_to_end((engine, key))
         while len(self._seen) > REMEMBERED:
             self._seen.popitem(last=False)
 
 
-def _prefix_keys(prompt: array[int], salt: str | None) -> list[int]:
-    """A chained hash (Python's, keyed per process for the salt) for each whole block, at most DEPTH."""
+def _prefix_keys(prompt: array[int], salt: str | None, secret: bytes = b"") -> list[int]:
+    """A chained keyed hash for each whole block, at most DEPTH."""
     keys: list[int] = []
-    chain = hash(salt or "")
+    chain = hashlib.blake2b((salt or "").encode(), digest_size=8, key=secret).digest()
     for start in range(0, min(len(prompt) - BLOCK, BLOCK * (DEPTH - 1)) + 1, BLOCK):
-        chain = hash((chain, prompt[start : start + BLOCK].tobytes()))
-        keys.append(chain)
+        block = prompt[start : start + BLOCK].tobytes()
+        chain = hashlib.blake2b(chain + block, digest_size=8, key=secret).digest()
+        keys.append(int.from_bytes(chain, "little"))
     return keys

@@ -97,7 +97,7 @@ class _Server:
         clients = [EngineClient(endpoint, outbox, self._on_change) for endpoint in engines]
         for client in clients:
             client.on_progress = hooks.on_progress
-        fleet = Fleet(clients, options.limits)
+        fleet = Fleet(clients, options.limits, options.routing_secret.encode())
         responses, conversations = ResponseStore(options.fronts), ConversationStore(options.fronts)
         self.front = Front(
             options, fleet, outbox, Metrics(options.name), responses=responses, conversations=conversations
@@ -125,6 +125,8 @@ class _Server:
             self.front.group = self._member = Member(folder, options.front, count, options.stall_s)
             self._member.acts.update(whole.acts(self.front))
         self.front.group.on_change = self._group_changed
+        self.front.group.on_prefixes = self.front.fleet.learn
+        self.front.fleet.on_learned = self.front.group.tell_prefixes
 
     async def run(self, listen_socket: socket.socket) -> int:
         handler = _set_request_log(self._options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import secrets
 import socket
 import sys
 from collections.abc import Sequence
@@ -47,6 +48,7 @@ def server_options(settings: Settings, model: str, address: tuple[str, int]) -> 
         tls_key=value["tls_keyfile"],
         limits=limits(value["limit"], value["max_queued_requests"], value["max_queued_tokens"]),
         fronts=value["api_workers"],
+        routing_secret=secrets.token_hex(16),
     )
 
 

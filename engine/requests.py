@@ -177,7 +177,8 @@ class LiveRequests:
     def publish(self, outcome: StepOutcome, result: StepResult, finished: list[FinishedRequest]) -> None:
         """One message for each front that the step concerns."""
         prompt_logprobs = self._collect_prompt_logprobs(result, outcome)
-        if len(self._channels) == 1:
+        if self._next_number == 1 and self._channels:
+            # One front, ever. One that is left alone must still not be told of the requests of those that went.
             ((number, channel),) = self._channels.items()
             message = StepOutput(
                 outcome.step,

@@ -38,10 +38,16 @@ class Group:
         self.count = count
         self.on_change: Callable[[], None] = lambda: None
         """`may_serve` may say another thing now."""
+        self.on_prefixes: Callable[[int, list[int]], None] = lambda engine, keys: None
+        """Another front gave an engine prompts with these prefixes."""
         self._forwarder = Forwarder(lambda front: http_socket(folder, front))
 
     def may_serve(self) -> bool:
         """Asked whenever this front by itself could take requests. True once every front can."""
+        raise NotImplementedError
+
+    def tell_prefixes(self, engine: int, keys: list[int]) -> None:
+        """To every other front."""
         raise NotImplementedError
 
     def fault(self) -> str:

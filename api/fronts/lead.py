@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from array import array
 from collections.abc import Callable, Coroutine
 from time import monotonic
 from typing import Any
@@ -12,7 +13,7 @@ import msgspec
 
 from tsd.api.errors import Unavailable
 from tsd.api.fronts.group import LEAD, Group, lead_socket
-from tsd.api.fronts.messages import Answer, Ask, Broken, Hello, Loaded, ToLead
+from tsd.api.fronts.messages import Answer, Ask, Broken, Hello, Loaded, Prefixes, ToLead
 from tsd.engine.transport import Channel
 
 log = logging.getLogger("tsd.api.fronts")
@@ -69,6 +70,14 @@ class Lead(Group):
             if member.is_loaded and now - member.last_heard > self._stall_s:
                 return f"front {member.number} does not answer"
         return ""
+
+    def tell_prefixes(self, engine: int, keys: list[int]) -> None:
+        self._pass_on(Prefixes(engine, array("Q", keys).tobytes()))
+
+    def _pass_on(self, message: Prefixes, source: _Member | None = None) -> None:
+        for member in self._members.values():
+            if member is not source:
+                member.channel.send(message)
 
     async def ask_all(self, name: str, argument: bytes = b"", timeout_s: float | None = ANSWER_S) -> list[bytes]:
         """Each member's answer. Raises Unavailable when one is not there or does not answer in time."""
@@ -149,6 +158,9 @@ class Lead(Group):
         elif isinstance(message, Loaded):
             member.is_loaded = True
             self.on_change()
+        elif isinstance(message, Prefixes):
+            self.on_prefixes(message.engine, memoryview(message.keys).cast("Q").tolist())
+            self._pass_on(message, member)
         elif isinstance(message, Broken):
             self._lost(f"front {member.number}: {message.message}")
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Awaitable, Callable
 from time import monotonic
 
 import msgspec
 
 from tsd.api.fronts.group import LEAD, Group, lead_socket
-from tsd.api.fronts.messages import Answer, Ask, Broken, Hello, Loaded
+from tsd.api.fronts.messages import Answer, Ask, Broken, Hello, Loaded, Prefixes, ToMember
 from tsd.engine.transport import Channel
 
 RETRY_S = 0.02
@@ -29,17 +30,17 @@ class Member(Group):
         self._serves = False
         self._told_loaded = False
         self._last_heard = 0.0
-        self._channel: Channel[Ask] | None = None
+        self._channel: Channel[ToMember] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def connect(self) -> None:
         """Waits for the lead to listen; the process ends with it anyway."""
         loop = asyncio.get_running_loop()
-        decoder = msgspec.msgpack.Decoder(Ask)
+        decoder = msgspec.msgpack.Decoder(ToMember)
         while self._channel is None:
             try:
                 _, self._channel = await loop.create_unix_connection(
-                    lambda: Channel[Ask](decoder, self._message, self._closed), lead_socket(self.folder)
+                    lambda: Channel[ToMember](decoder, self._message, self._closed), lead_socket(self.folder)
                 )
             except OSError:
                 await asyncio.sleep(RETRY_S)
@@ -53,6 +54,9 @@ class Member(Group):
             self._told_loaded = True
             self._send(Loaded())
         return self._serves
+
+    def tell_prefixes(self, engine: int, keys: list[int]) -> None:
+        self._send(Prefixes(engine, array("Q", keys).tobytes()))
 
     def fault(self) -> str:
         silent = self._serves and monotonic() - self._last_heard > self._stall_s
@@ -74,16 +78,19 @@ class Member(Group):
         if self._channel is not None:
             self._channel.send(message)
 
-    def _message(self, channel: Channel[Ask], ask: Ask) -> None:
+    def _message(self, channel: Channel[ToMember], message: ToMember) -> None:
         self._last_heard = monotonic()
-        task = asyncio.create_task(self._answer(channel, ask))
+        if isinstance(message, Prefixes):
+            self.on_prefixes(message.engine, memoryview(message.keys).cast("Q").tolist())
+            return
+        task = asyncio.create_task(self._answer(channel, message))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _answer(self, channel: Channel[Ask], ask: Ask) -> None:
+    async def _answer(self, channel: Channel[ToMember], ask: Ask) -> None:
         channel.send(Answer(ask.serial, await self.acts[ask.name](ask.argument)))
 
-    def _closed(self, channel: Channel[Ask], error: Exception | None) -> None:
+    def _closed(self, channel: Channel[ToMember], error: Exception | None) -> None:
         self.ended.set()
 
     async def _serve(self, _: bytes) -> bytes:

@@ -17,6 +17,14 @@ class Ask(msgspec.Struct, tag="ask"):
     argument: bytes = b""
 
 
+class Prefixes(msgspec.Struct, tag="prefixes"):
+    """An engine got prompts with these prefixes (`Fleet.learn`); the lead passes it on to the other members."""
+
+    engine: int
+    keys: bytes
+    """uint64."""
+
+
 class Hello(msgspec.Struct, tag="hello"):
     front: int
 
@@ -36,4 +44,5 @@ class Answer(msgspec.Struct, tag="answer"):
     payload: bytes = b""
 
 
-ToLead = Hello | Loaded | Broken | Answer
+ToLead = Hello | Loaded | Broken | Answer | Prefixes
+ToMember = Ask | Prefixes

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.byte_model import encode, model_that_says
-from support.front_server import run_async, serving
+from support.front_server import front_group, run_async, serving, until
 
 from tsd.api.routing import _prefix_keys
 from tsd.api.sequence import refusal
-from tsd.engine.protocol import Finished
+from tsd.engine.protocol import Finished, Submit
 
 CHAT = "/v1/chat/completions"
 ASK = {"messages": [{"role": "user", "content": "1 2 3"}], "max_tokens": 6}
@@ -144,5 +144,38 @@ def test_tls(tmp_path: Path) -> None:
             body = {"prompt": "1", "max_tokens": 3, "stream": True}
             async with server.session.post(url, json=body, ssl=False) as response:
                 assert response.status == 200 and (await response.text()).endswith("data: [DONE]\n\n")
+
+    run_async(test)
+
+
+def test_fronts_send_a_session_to_the_engine_that_holds_it() -> None:
+    """Of four engines, all busy; its next turn comes through the other front."""
+
+    async def test() -> None:
+        async with front_group(2, engines=4, hold=True) as fronts:
+            engines = fronts[0].engines
+
+            def turns() -> list[tuple[int, int]]:
+                """(session, engine) of each request that came."""
+                return [
+                    (int.from_bytes(message.prompt[:4], "little"), number)
+                    for number, engine in enumerate(engines)
+                    for message in engine.seen
+                    if isinstance(message, Submit)
+                ]
+
+            asked = []
+            for turn in range(2):
+                for session in (range(8), reversed(range(8)))[turn]:  # by load alone they would go elsewhere
+                    prompt = [session, *(5 + i % 900 for i in range(2000)), *[7] * turn]
+                    ask = fronts[(session + turn) % 2].post("/v1/completions", {"prompt": prompt, "max_tokens": 1})
+                    asked.append(asyncio.create_task(ask))
+                    await until(lambda: len(turns()) == len(asked))
+            for task in asked:
+                task.cancel()
+            await until(lambda: not any(engine.running for engine in engines))
+            where = set(turns())
+            assert len(where) == 8, "a session went to two engines"
+            assert len({engine for _, engine in where}) == 4
 
     run_async(test)

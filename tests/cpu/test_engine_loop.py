@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import time
+from array import array
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from support.engine import GREEDY, EngineUnderTest, run_engine
 from support.tiny import tiny_model
 
 from tsd.engine.config import EngineConfig
-from tsd.engine.protocol import SamplingParams
+from tsd.engine.protocol import SamplingParams, StepOutput, Submit
 
 PROMPT = [3 + (i * 37) % 200 for i in range(50)]
 
@@ -159,6 +161,53 @@ def test_aborts_at_every_moment_leave_nothing(config: EngineConfig) -> None:
             for id_ in ids:
                 end = (await engine.end(id_)).finished
                 assert end is not None and end.reason in ("abort", "length", "stop")
+        await engine.settle()
+        engine.check_nothing_held()
+
+    run_engine(config, body)
+
+
+class OtherFront:
+    """A second channel to the engine, whose requests have the same numbers as the first one's."""
+
+    def __init__(self, engine: EngineUnderTest) -> None:
+        self.tokens: list[int] = []
+        self._engine = engine.engine
+        self._engine.requests.open(self)  # type: ignore[arg-type]
+
+    def submit(self, number: int, tokens: list[int], max_tokens: int) -> None:
+        ids = array("i", tokens).tobytes()
+        self._engine.submit(self, Submit(number, ids, max_tokens, GREEDY))  # type: ignore[arg-type]
+
+    def send(self, message: StepOutput) -> None:
+        assert set(memoryview(message.ids).cast("q").tolist()) <= {1, 2, 3}
+        self.tokens += memoryview(message.tokens).cast("i").tolist()
+
+    def leave(self) -> None:
+        self._engine.front_closed(self)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("when", [0, 1, 7])
+def test_a_front_that_dies_leaves_the_other_its_own(config: EngineConfig, when: int) -> None:
+    """Neither its tokens nor its ends reach the requests of the same number."""
+
+    async def body(engine: EngineUnderTest) -> None:
+        alone = [await engine.generate(prompt(n, 20), 30) for n in (1, 2, 3)]
+        other = OtherFront(engine)
+        engine._next = 1
+        mine = [engine.submit(prompt(n, 20), 30) for n in (1, 2, 3)]
+        for number in mine:
+            other.submit(number, prompt(number + 10, 20), 30)
+        while len(other.tokens) < 3 * when:
+            await engine.streams[1].moved.wait()
+            engine.streams[1].moved.clear()
+        other.leave()
+        time.sleep(0.05)  # noqa: ASYNC251 (the step in flight lands before the loop turns)
+        engine.engine.loop._landed()
+        together = [await engine.end(number) for number in mine]
+        assert [stream.tokens for stream in together] == [stream.tokens for stream in alone]
+        assert {stream.finished.reason for stream in together if stream.finished} == {"length"}
+        assert len(other.tokens) < 90
         await engine.settle()
         engine.check_nothing_held()
 

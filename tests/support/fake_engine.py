@@ -63,10 +63,11 @@ class FakeEngine:
     seen: list[ToEngine] = field(default_factory=list)
     aborted: list[int] = field(default_factory=list)
     running: dict[int, Running] = field(default_factory=dict)
+    """By the first front's ids; those of front n are n << 40 higher."""
     step: int = 0
 
     async def start(self) -> None:
-        self._channel: transport.Channel[Any] | None = None
+        self._channels: list[transport.Channel[Any] | None] = []
         self._wake = asyncio.Event()
         self._server = await transport.listen(self.path, self._on_message, self._on_close, self._on_open)
         self._tasks = [asyncio.create_task(self._loop()), asyncio.create_task(self._beat())]
@@ -76,8 +77,8 @@ class FakeEngine:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._server.close()
-        if self._channel is not None:
-            self._channel.close()
+        for channel in self._open:
+            channel.close()
         await asyncio.sleep(0)
 
     def ready(self) -> Ready:
@@ -87,7 +88,7 @@ class FakeEngine:
         )  # fmt: skip
 
     def _on_open(self, channel: transport.Channel[Any]) -> None:
-        self._channel = channel
+        self._channels.append(channel)
         channel.send(Progress("weights", "reading", 0.01, 0.5))
         if self.ready_after_s:
             asyncio.get_running_loop().call_later(self.ready_after_s, channel.send, self.ready())
@@ -95,7 +96,11 @@ class FakeEngine:
             channel.send(self.ready())
 
     def _on_close(self, channel: transport.Channel[Any], error: Exception | None) -> None:
-        self._channel = None
+        self._channels[self._channels.index(channel)] = None
+
+    @property
+    def _open(self) -> list[transport.Channel[Any]]:
+        return [channel for channel in self._channels if channel is not None]
 
     def _on_message(self, channel: transport.Channel[Any], message: ToEngine) -> None:
         self.seen.append(message)
@@ -106,16 +111,21 @@ class FakeEngine:
                 return
             prompt = array("i")
             prompt.frombytes(message.prompt)
-            self.running[message.id] = Running(message, prompt, self.script(message, prompt)[: message.max_tokens])
+            tokens = self.script(message, prompt)[: message.max_tokens]
+            self.running[self._key(channel, message.id)] = Running(message, prompt, tokens)
             self._wake.set()
         elif isinstance(message, Abort):
-            row = self.running.pop(message.id, None)
-            self.aborted.append(message.id)
+            key = self._key(channel, message.id)
+            row = self.running.pop(key, None)
+            self.aborted.append(key)
             if row is not None:
                 done = Finished(message.id, message.reason, len(row.prompt), 0, row.sent)
                 channel.send(StepOutput(self.step, finished=[done]))
         elif isinstance(message, Command):
             self._on_command(channel, message)
+
+    def _key(self, channel: transport.Channel[Any], request_id: int) -> int:
+        return self._channels.index(channel) << 40 | request_id
 
     def _on_command(self, channel: transport.Channel[Any], command: Command) -> None:
         if command.name == "snapshot":
@@ -140,11 +150,11 @@ class FakeEngine:
 
     async def _beat(self) -> None:
         while True:
-            if self._channel is not None:
+            for channel in self._open:
                 stats = {"kv_cache_usage_perc": 0.25, "prefix_cache_queries": 10.0, "prefix_cache_hits": 4.0}
                 stats |= {"iteration_tokens_total/1": 2.0, "iteration_tokens_total/+Inf": 1.0}
                 stats |= {"iteration_tokens_total/sum": 9.0, "num_retractions": 1.0}
-                self._channel.send(Heartbeat(self.step, len(self.running), 0, 0, stats))
+                channel.send(Heartbeat(self.step, len(self.running), 0, 0, stats))
             await asyncio.sleep(0.2)
 
     async def _loop(self) -> None:
@@ -154,20 +164,26 @@ class FakeEngine:
                 await self._wake.wait()
                 continue
             await asyncio.sleep(self.step_s)
-            if self._channel is not None and self.running:
-                self._channel.send(self._next())
-            if self.step == self.die_after_steps and self._channel is not None:
-                self._channel.close()
+            self.step += bool(self._open and self.running)
+            for number, channel in enumerate(self._channels):
+                if channel is not None and any(key >> 40 == number for key in self.running):
+                    channel.send(self._next(number))
+            if self.step == self.die_after_steps:
+                for channel in self._open:
+                    channel.close()
                 return
-            if self.step == self.fatal_after_steps and self._channel is not None:
-                self._channel.send(Fatal("scripted fault"))
+            if self.step == self.fatal_after_steps:
+                for channel in self._open:
+                    channel.send(Fatal("scripted fault"))
                 return
 
-    def _next(self) -> StepOutput:
-        self.step += 1
+    def _next(self, front: int) -> StepOutput:
         ids, tokens = array("q"), array("i")
         output = StepOutput(self.step)
-        for request_id, row in list(self.running.items()):
+        for key, row in list(self.running.items()):
+            request_id = key & (1 << 40) - 1
+            if key >> 40 != front:
+                continue
             if not row.started:
                 row.started = True
                 output.started.append(Started(request_id, len(row.prompt), 3 if len(row.prompt) > 3 else 0, 0.001))
@@ -177,6 +193,7 @@ class FakeEngine:
                     output.prompt_logprobs[request_id] = entries
             for _ in range(self.tokens_per_step):
                 if self._emit(request_id, row, ids, tokens, output):
+                    del self.running[key]
                     break
         output.ids, output.tokens = ids.tobytes(), tokens.tobytes()
         return output
@@ -206,7 +223,6 @@ class FakeEngine:
                 0.003,
             )
         )
-        del self.running[request_id]
         return True
 
     def _logprobs(self, token: int, top: int) -> TokenLogprobs:

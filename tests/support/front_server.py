@@ -111,6 +111,52 @@ async def serving(
                 await fake.stop()
 
 
+@contextlib.asynccontextmanager
+async def front_group(count: int, engines: int = 1, **engine: Any) -> AsyncIterator[list[Server]]:
+    """Several fronts of one server in one loop, each on a port of its own so that a test can choose."""
+    with tempfile.TemporaryDirectory(prefix="tsd") as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(MODEL_CONFIG))
+        engine = {"max_model_len": 4096, **engine}
+        fakes = [FakeEngine(f"{folder}/engine{index}", **engine) for index in range(engines)]
+        for fake in fakes:
+            await fake.start()
+        endpoints = [EngineEndpoint(index, fake.path) for index, fake in enumerate(fakes)]
+        servers, ready = [], []
+        for number in range(count):
+            listener = socket.create_server(("127.0.0.1", 0))
+            port = listener.getsockname()[1]
+            options = ServerOptions(
+                model=folder,
+                port=port,
+                served_names=("test",),
+                handle_signals=False,
+                freeze_gc=False,
+                request_log="",
+                grammars_after_s=None,
+                front=number,
+                fronts=count,
+                runtime_dir=folder,
+                routing_secret="shared",
+            )
+            hooks = Hooks(stop=asyncio.Event())
+            ready.append(asyncio.Event())
+            hooks.on_ready = ready[-1].set
+            task = asyncio.create_task(run(options, endpoints, listener, hooks))
+            servers.append(Server(fakes, f"http://127.0.0.1:{port}", hooks, task))
+        try:
+            async with asyncio.timeout(20):
+                for event in ready:
+                    await event.wait()
+            yield servers
+        finally:
+            for server in servers:
+                await server.session.close()
+            codes = await asyncio.gather(servers[0].stop(), *(server.task for server in servers[1:]))
+            for fake in fakes:
+                await fake.stop()
+        assert codes == [0] * count
+
+
 async def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
     """Waits until `condition` holds; raises TimeoutError when it never does."""
     async with asyncio.timeout(seconds):
