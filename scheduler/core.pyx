@@ -227,8 +227,14 @@ cdef class Scheduler:
     # ---- tiers
 
     def adopt_disk(self, keys) -> int:
-        """Tells which page keys the disk store already holds; returns how many were taken in."""
-        return self.tiers.disk.adopt(keys)
+        """Tells which page keys the disk store already holds; returns how many were taken in.
+
+        Those for which there is no room any more are removed by the first plan.
+        """
+        cdef int taken = self.tiers.disk.adopt(keys)
+        if self.tiers.disk.capacity:
+            self.tiers.discard([key for key in keys if key not in self.tiers.disk])
+        return taken
 
     # ---- events
 

@@ -261,7 +261,9 @@ cdef class Tiers:
             k = t.first + i
             if i >= good:
                 if i == good:
+                    # Whatever is there under this key is not to be trusted again, nor to take room.
                     self.disk.drop(t.keys[i])
+                    self.discard([t.keys[i]])
                 self.host.give(t.pages[i])
                 continue
             n = self.index.find(keys[k], tokens + <size_t>k * self.index.page_size)

@@ -125,8 +125,8 @@ cdef class Copies:
             ok = good == copy.count
             done = good
         elif copy.kind == STORE and (self.disk_full or not ok):
-            # A disk that fills up takes some blocks of a move and refuses the rest.
-            done = self.dice.draw(copy.count)
+            # A disk that fills up refuses a block; those before it are removed again.
+            done = 0
             ok = False
         for i in range(copy.count):
             self.end_page(copy, i, i < done)

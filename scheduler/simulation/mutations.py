@@ -139,9 +139,7 @@ MUTANTS: tuple[Mutant, ...] = (
         'self.changes.extend([(tier, True, self.key_of(n), None, b"")]); self.changes.append((tier, True,',
     ),
     Mutant("lost host page not withdrawn", INDEX, "        self.tell(n, TIER_HOST, False)\n", ""),
-    Mutant(
-        "page that came to the host not announced", TIERS, "self.index.tell(t.nodes[i], TIER_HOST, True)", "pass"
-    ),
+    Mutant("page that came to the host not announced", TIERS, "self.index.tell(t.nodes[i], TIER_HOST, True)", "pass"),
     Mutant("host child not counted off", INDEX, "self.nodes[node.parent].host_children -= 1", "pass"),
     Mutant(
         "page key without its parent's",

@@ -177,30 +177,45 @@ cdef class World:
 
     def drain(self) -> None:
         """No more requests: everything ends, and nothing is left."""
+        self.come_to_rest()
+        if self.oracle.live:
+            raise Violation(f"requests {self.oracle.live[:5]} never ended")
+        self.scheduler.withhold(0, 0)
+        self.scheduler.integrity()
+        blocks = dict(self.copies.disk)
+        if self.config.disk_blocks and len(blocks) > self.config.disk_blocks:
+            raise Violation(f"{len(blocks)} blocks are on the disk, which may hold {self.config.disk_blocks}")
+        self.scheduler.flush_cache()
+        self.come_to_rest()
+        self.scheduler.integrity()
+        self.check_empty()
+        self.copies.disk.update(blocks)
+
+    cdef int come_to_rest(self) except -1:
         cdef int turns = 0
         while self.scheduler.has_work or self.executor.flights or self.copies.moving:
             self.turn(False)
             turns += 1
             if turns > 200_000:
                 raise Violation("the scheduler does not come to rest")
-        self.settle()
-        if self.oracle.live:
-            raise Violation(f"requests {self.oracle.live[:5]} never ended")
-        self.scheduler.withhold(0, 0)
-        self.scheduler.integrity()
-        self.scheduler.flush_cache()
-        self.scheduler.integrity()
+        return self.settle()
+
+    cdef int check_empty(self) except -1:
+        """After a flush at rest every tier is free and every announced page withdrawn."""
         tiers = self.scheduler.snapshot()["tiers"]
         if tiers["device"]["free"] != self.config.num_pages:
             raise Violation(f"{self.config.num_pages - tiers['device']['free']} device pages leaked")
         if tiers["host"] is not None and tiers["host"]["free"] != self.config.host_pages:
             raise Violation(f"{self.config.host_pages - tiers['host']['free']} host pages leaked")
+        if self.config.disk_blocks and self.copies.disk:
+            raise Violation(f"{len(self.copies.disk)} blocks of the disk leaked")
         if self.scheduler.num_running_requests:
             raise Violation(f"{self.scheduler.num_running_requests} slots leaked")
         if self.kv_events:
             self.subscriber.hear(self.scheduler.take_kv_events())
             if self.subscriber.known:
                 raise Violation(f"{len(self.subscriber.known)} announced pages were never withdrawn")
+        return 0
 
     def close(self) -> dict:
         """The counters of all schedulers of this life, added up."""
