@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -33,6 +34,8 @@ class ForwardBatch:
     max_query_len: int
     max_kv_len: int
     page_size: int
+    before_layer: Callable[[int], None] | None = None
+    """Called with each layer's number before its attention: waits until the layer's cached pages are in place."""
 
 
 @dataclass

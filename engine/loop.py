@@ -17,10 +17,9 @@ from tsd.engine.kv_events import KvEventFeed
 from tsd.engine.pace import Pace
 from tsd.engine.requests import LiveRequests
 from tsd.engine.stats import StepTokens
-from tsd.engine.tiers import MoveResult
 from tsd.engine.trace import DEVICE, HOST, Trace
 from tsd.scheduler.core import Scheduler
-from tsd.scheduler.types import ExecutionPlan, MoveDone, StepLanded
+from tsd.scheduler.types import ExecutionPlan, StepLanded
 
 
 class StepLoop:
@@ -103,10 +102,10 @@ class StepLoop:
     def _landed(self) -> None:
         try:
             for result in self.executor.landed():
-                if isinstance(result, MoveResult):
-                    self.scheduler.advance(MoveDone(result.move_id, result.ok, result.good), self.clock())
-                else:
+                if isinstance(result, StepResult):
                     self._step_landed(result)
+                else:
+                    self.scheduler.advance(result, self.clock())
             self._launch()
             self.requests.publish_finished(self.scheduler.take_finished(), self.last_step)
             if self.events is not None:

@@ -148,12 +148,13 @@ cdef int reserve(Scheduler s, int at, int run, int device_run, int total, double
 
 
 cdef int begin(Scheduler s, int at, double now) except -1:
-    """What is cached is in place: the request waits for token budget."""
+    """The request waits for token budget. What is cached counts as such once it is in place."""
     cdef Req* r = &s.requests.R[at]
     if r.started < 0:
         r.started = now
-        r.cached = r.computed
         s.c_prompt += r.num_prompt
+    if r.cached < 0 and r.load < 0:
+        r.cached = r.computed
         s.c_cached += r.cached
     return 0
 

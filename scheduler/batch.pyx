@@ -49,28 +49,45 @@ cdef bint ready(Scheduler s, Req* r) noexcept:
 
 
 cdef int fill(Scheduler s, Build build, int budget, double now) except -1:
-    """Prefill chunks for what is left of the token budget: those begun first, then new ones."""
+    """Prefill chunks for what is left of the token budget: those begun first, then new ones.
+
+    A row whose last layers are still being copied makes its step wait for them on the device, and every step behind it.
+    So such rows run only where nobody decodes and nothing else is to be done.
+    """
     cdef int i = 0, at
     while budget > 0:
         if i < s.num_filling:
             at = s.filling[i]
+            if s.requests.R[at].load >= 0:
+                i += 1
+                continue
         else:
             if s.num_free_slots == 0:
-                return 0
+                break
             at = admit(s, now)
             if at < 0:
-                return 0
+                break
             if s.requests.R[at].state == S_PREFETCHING:
                 continue
             s.filling[s.num_filling] = at
             s.num_filling += 1
-        budget -= chunk_row(s, build, at, budget, now)
-        if s.requests.R[at].state == S_PREFILLED:
-            s.num_filling = s.drop(s.filling, s.num_filling, at)
-            s.running[s.num_running] = at
-            s.num_running += 1
-        else:
-            i += 1
+        i += advance_prefill(s, build, at, &budget, now)
+    if build.num_rows == 0 and s.num_running == 0:
+        i = 0
+        while budget > 0 and i < s.num_filling:
+            build.wait_for(s.requests.R[s.filling[i]].load)
+            i += advance_prefill(s, build, s.filling[i], &budget, now)
+    return 0
+
+
+cdef int advance_prefill(Scheduler s, Build build, int at, int* budget, double now) except -1:
+    """Gives the request a chunk of the budget; 0 when its prompt ends with it and it leaves the list, else 1."""
+    budget[0] -= chunk_row(s, build, at, budget[0], now)
+    if s.requests.R[at].state != S_PREFILLED:
+        return 1
+    s.num_filling = s.drop(s.filling, s.num_filling, at)
+    s.running[s.num_running] = at
+    s.num_running += 1
     return 0
 
 

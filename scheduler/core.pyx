@@ -22,7 +22,7 @@ from tsd.scheduler.batch cimport decode_rows, fill
 from tsd.scheduler.ending cimport end, expire
 from tsd.scheduler.figures cimport counters_of, snapshot_of, tell_evictions
 from tsd.scheduler.landing cimport step_landed
-from tsd.scheduler.moves cimport move_done
+from tsd.scheduler.moves cimport layers_landed, move_done
 from tsd.scheduler.pages cimport set_page
 from tsd.scheduler.plan cimport Build
 from tsd.scheduler.requests cimport E_ABORT, S_RETRACTED, S_RETRACTING, Req, Requests
@@ -32,7 +32,7 @@ from tsd.scheduler.withheld cimport Withheld
 
 from tsd.scheduler.journal import Journal
 from tsd.scheduler.requests import STATE_LABELS, IllegalTransition
-from tsd.scheduler.types import MoveDone, Refused, SchedulerFault, StepLanded
+from tsd.scheduler.types import LayersLanded, MoveDone, Refused, SchedulerFault, StepLanded
 
 cdef enum:
     EVENT_INTERVAL_S = 1
@@ -239,11 +239,14 @@ cdef class Scheduler:
     # ---- events
 
     def advance(self, event, double now):
-        """Takes in a landed step (returns what it gave) or a finished copy (returns None)."""
+        """Takes in a landed step (returns what it gave), or a copy that is done or well begun (returns None)."""
         if isinstance(event, StepLanded):
             return step_landed(self, event.step, event.tokens, event.failed, now)
         if isinstance(event, MoveDone):
             move_done(self, event, now)
+            return None
+        if isinstance(event, LayersLanded):
+            layers_landed(self, event.move_id, now)
             return None
         raise TypeError(f"{type(event).__name__} is not an event of the scheduler")
 

@@ -49,7 +49,7 @@ cdef int end(Scheduler s, int at, int event, double now, str reason, str message
             r.id,
             reason,
             r.num_prompt,
-            r.cached,
+            max(0, r.cached),
             r.num_tokens - r.num_prompt,
             r.stop_token,
             (r.started if r.started >= 0 else now) - r.arrival,

@@ -53,8 +53,18 @@ cdef object step_landed(Scheduler s, int64_t step, object tokens, object failed,
         r.samples -= build.p_samples[i]
         if r.state == S_DRAINING or r.state == S_ABORTING:
             s.c_dropped += build.p_samples[i]
-            if r.flights == 0:
+            if r.flights == 0 and r.moves == 0:
                 drained(s, at)
+            continue
+        if r.load >= 0:
+            raise SchedulerFault(f"step {step} landed before load-back {r.load}, for which it waited, was done")
+        if r.tainted:
+            # Computed from pages that a copy failed to fill.
+            s.c_dropped += build.p_samples[i]
+            if any_failed and i in failed:
+                r.poisoned = 1
+            if r.flights == 0 and r.moves == 0:
+                park(s, at)
             continue
         if any_failed and i in failed:
             r.poisoned = 1
@@ -82,7 +92,7 @@ cdef object step_landed(Scheduler s, int64_t step, object tokens, object failed,
             if r.num_tokens >= r.max_total:
                 end(s, at, E_FINISH, now, "length", "")
                 continue
-        if r.state == S_RETRACTING and r.flights == 0:
+        if r.state == S_RETRACTING and r.flights == 0 and r.moves == 0:
             park(s, at)
     s.c_generated += count
     if count != size:

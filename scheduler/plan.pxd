@@ -18,6 +18,7 @@ cdef class Build:
     cdef int num_rows, num_sampled, num_prefill, num_deltas, cap_deltas, num_released, cap_released, num_zero, cap_zero
     cdef int64_t step
     cdef list admitted
+    cdef tuple waits
     cdef list views
     cdef int32_t seen[10]
     cdef grow_deltas(self, int size)
@@ -27,6 +28,7 @@ cdef class Build:
     cdef object view(self, int which, object array, int size)
     cdef int add_delta(self, int slot, int index, int page) except -1
     cdef int add_released(self, int slot) except -1
+    cdef int wait_for(self, int64_t move_id) except -1
     cdef int add_zero(self, int page) except -1
     cdef void drop_deltas(self, int slot) noexcept
     cdef object finish(self, int64_t step, int num_decode, list moves)

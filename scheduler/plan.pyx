@@ -110,6 +110,11 @@ cdef class Build:
         self.num_zero += 1
         return 0
 
+    cdef int wait_for(self, int64_t move_id) except -1:
+        """A row of the step reads pages that this copy fills."""
+        self.waits += (move_id,)
+        return 0
+
     cdef void drop_deltas(self, int slot) noexcept:
         """A slot given up between two plans takes its page-table changes with it: the next owner writes its own."""
         cdef int i, kept = 0
@@ -144,8 +149,10 @@ cdef class Build:
             self.view(8, self.released, self.num_released),
             self.view(9, self.zero, self.num_zero),
             moves,
+            self.waits,
         )
 
     cdef void reset(self) noexcept:
         self.num_rows = self.num_sampled = self.num_prefill = 0
         self.num_deltas = self.num_released = self.num_zero = 0
+        self.waits = ()

@@ -65,7 +65,9 @@ cdef struct Req:
     uint8_t poisoned
     uint8_t is_retracted
     uint8_t fetched
+    uint8_t tainted
     int64_t tried
+    int64_t load
     double arrival
     double started
     double first_token

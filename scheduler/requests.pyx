@@ -100,6 +100,8 @@ cdef class Requests:
         r.state = S_SUBMITTED
         r.slot = -1
         r.stop_token = -1
+        r.load = -1
+        r.cached = -1
         r.num_prompt = r.num_tokens = length
         r.max_total = min(longest, length + spec.max_tokens)
         r.min_total = min(<int64_t>2**31 - 1, length + spec.min_tokens)

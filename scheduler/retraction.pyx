@@ -5,7 +5,7 @@ The victim is the latest arrival, never the oldest. It runs no more; its launche
 
 from tsd.scheduler.core cimport Scheduler
 from tsd.scheduler.pages cimport keep, release, take_page
-from tsd.scheduler.requests cimport E_DRAINED, E_RETRACT, S_BOOTSTRAPPING, S_PREFILLING, Req
+from tsd.scheduler.requests cimport E_DRAINED, E_RETRACT, S_BOOTSTRAPPING, S_PREFILLING, S_RETRACTING, Req
 
 
 cdef int pressure(Scheduler s, int at, double now) except -2:
@@ -54,18 +54,31 @@ cdef int retract(Scheduler s, int at, double now) except -1:
     r.retracted_at = now
     s.journal.event(now, "retraction", r.id, "pages", f"{r.num_pages} pages, {r.num_tokens} tokens")
     s.journal.note(now, r.id, "retracted")
-    if r.flights == 0:
+    if r.flights == 0 and r.moves == 0:
+        park(s, at)
+    return 0
+
+
+cdef int spoil(Scheduler s, int at, double now) except -1:
+    """A copy that the request's launched steps wait for has failed: what they compute is dropped, then it starts anew."""
+    cdef Req* r = &s.requests.R[at]
+    r.tainted = 1
+    if r.state != S_RETRACTING:
+        retract(s, at, now)
+    elif r.flights == 0 and r.moves == 0:
         park(s, at)
     return 0
 
 
 cdef int park(Scheduler s, int at) except -1:
-    """A retracted request whose launched steps have landed gives its pages up and queues again."""
+    """A retracted request whose launched steps and copies have landed gives its pages up and queues again."""
     cdef Req* r = &s.requests.R[at]
     s.leaving -= 1
     keep(s, r)
     release(s, r)
     s.requests.fire(r, E_DRAINED)
+    if r.tainted:
+        r.tainted = r.poisoned = 0
     r.computed = r.landed = 0
     r.private_rest = 0
     r.need = -1

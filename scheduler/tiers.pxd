@@ -1,5 +1,6 @@
 from libc.stdint cimport int32_t, int64_t
 
+from tsd.cache.fence cimport Fence
 from tsd.cache.hashing cimport tsd_key
 from tsd.cache.index cimport PrefixIndex
 from tsd.cache.pool cimport PagePool
@@ -19,7 +20,7 @@ cdef class Tiers:
     cdef Transfer begin(self, str kind, int size)
     cdef int ship(self, Transfer t, object sources, object targets) except -1
     cdef int load_back(self, int req, int32_t* nodes, int32_t* pages, int first, int count) except -1
-    cdef int loaded(self, Transfer t, bint ok) except -1
+    cdef int loaded(self, Transfer t, bint ok, Fence fence, int64_t step) except -1
     cdef Transfer write_back(self, int32_t* nodes, int num_nodes)
     cdef int written(self, Transfer t, bint ok) except -1
     cdef int store(self, Transfer source) except -1

@@ -5,10 +5,11 @@ carries a number, or about how bytes are copied.
 """
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
-from libc.stdint cimport int32_t
+from libc.stdint cimport int32_t, int64_t
 
 import numpy as np
 
+from tsd.cache.fence cimport Fence
 from tsd.cache.hashing cimport tsd_key
 from tsd.cache.index cimport TIER_HOST, Node, PrefixIndex
 from tsd.cache.pool cimport PAGE_ACTIVE, PAGE_IN_FLIGHT, PagePool
@@ -76,9 +77,10 @@ cdef class Tiers:
         self.ship(t, sources, targets)
         return 0
 
-    cdef int loaded(self, Transfer t, bint ok) except -1:
+    cdef int loaded(self, Transfer t, bint ok, Fence fence, int64_t step) except -1:
         """A load-back landed: its nodes have device pages (perhaps not the target: someone computed the page meanwhile).
 
+        A target that is not needed after all is freed when `step` has landed, which may read it (-1: none does).
         Failed: the targets are the request's private pages, its references to these nodes are gone, and the host copies
         are not trusted again.
         """
@@ -94,6 +96,8 @@ cdef class Tiers:
                 continue
             if node.dev < 0:
                 self.index.adopt(n, t.pages[i])
+            elif step >= 0:
+                fence.add(t.pages[i], step)
             else:
                 self.device.give(t.pages[i])
         for i in range(t.count - 1, -1, -1):

@@ -7,6 +7,7 @@ cdef class Transfer:
     cdef int req
     cdef int first
     cdef int count
+    cdef bint begun
     cdef int32_t* nodes
     cdef int32_t* pages
     cdef list keys

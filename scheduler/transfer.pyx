@@ -5,7 +5,10 @@ from libc.stdlib cimport calloc, free
 
 
 cdef class Transfer:
-    """`nodes[i]` is copied to or from `pages[i]`, the end that only this transfer owns. `req` waits for it, or -1."""
+    """`nodes[i]` is copied to or from `pages[i]`, the end that only this transfer owns. `req` waits for it, or -1.
+
+    `begun`: a load-back whose first layers are in place, so that steps of its request may have been launched.
+    """
 
     def __cinit__(self, int64_t move_id, str kind, int size):
         self.move_id = move_id

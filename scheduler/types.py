@@ -128,14 +128,29 @@ class ExecutionPlan:
     """int32 slots freed since the last plan."""
     zero_pages: np.ndarray
     moves: list[Move] = field(default_factory=list)
+    waits: tuple[int, ...] = ()
+    """Load-backs of earlier plans that rows of this step read and that are not done: before a layer of the step runs,
+    the executor waits, on the device, until their pages of that layer are in place. Their MoveDone comes before the
+    step's StepLanded. Steps behind this one need not wait again.
+    """
 
 
 class StepLanded(NamedTuple):
-    """`tokens[i]` is row i's sampled token (ignored where samples[i] is 0). `failed` rows end with an error."""
+    """`tokens[i]` is row i's sampled token (ignored where samples[i] is 0). `failed` rows end with an error.
+
+    After a load-back that failed, what the steps that waited for it give to its request is dropped, and it starts anew.
+    """
 
     step: int
     tokens: np.ndarray
     failed: tuple[int, ...] = ()
+
+
+class LayersLanded(NamedTuple):
+    """The first layers of a load_back are in place and the rest is on its way in order: its request may run, in steps
+    that wait for it. Optional: without it, the request runs after MoveDone."""
+
+    move_id: int
 
 
 class MoveDone(NamedTuple):

@@ -13,8 +13,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from tsd.engine.protocol import TokenLogprobs
-from tsd.engine.tiers import MoveResult
-from tsd.scheduler.types import ExecutionPlan
+from tsd.scheduler.types import ExecutionPlan, LayersLanded, MoveDone
+
+MoveEvent = MoveDone | LayersLanded
 
 
 class DeviceFault(RuntimeError):
@@ -49,7 +50,7 @@ class Executor(Protocol):
         """Queues the plan's changes, moves and rows, in that order; a plan without rows lands in its turn too."""
         ...
 
-    def landed(self) -> list[StepResult | MoveResult]: ...
+    def landed(self) -> list[StepResult | MoveEvent]: ...
 
     def warm_up(self, compiled: bool = False) -> dict[str, Any]:
         """Runs every kernel variant once, so that no request meets a compiler; returns what was captured.

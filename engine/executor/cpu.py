@@ -16,13 +16,13 @@ import numpy as np
 import torch
 
 from tsd.engine.batch import KVCache
-from tsd.engine.executor.base import DeviceFault, StepResult
+from tsd.engine.executor.base import DeviceFault, MoveEvent, StepResult
 from tsd.engine.executor.rows import Rows
 from tsd.engine.executor.sampling import logprobs_of, prompt_logprobs_of
 from tsd.engine.executor.warmup import warm_up_plans
 from tsd.engine.kernel_report import describe
 from tsd.engine.models import Decoder
-from tsd.engine.tiers import BlockStore, HostPages, Mover, MoveResult
+from tsd.engine.tiers import BlockStore, HostPages, Mover
 from tsd.kernels.registry import Selection
 from tsd.scheduler.types import ExecutionPlan
 
@@ -48,7 +48,7 @@ class CpuExecutor:
         self.landed_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._sample = sample
         self._orders: queue.SimpleQueue[ExecutionPlan | None] = queue.SimpleQueue()
-        self._landed: deque[StepResult | MoveResult | BaseException] = deque()
+        self._landed: deque[StepResult | MoveEvent | BaseException] = deque()
         self._mover = Mover(cache, HostPages(cache, host_pages), disk, self._tell) if host_pages else None
         self._thread = threading.Thread(target=self._work, name="tsd-executor", daemon=True)
         self._thread.start()
@@ -56,12 +56,12 @@ class CpuExecutor:
     def launch(self, plan: ExecutionPlan) -> None:
         self._orders.put(plan)
 
-    def landed(self) -> list[StepResult | MoveResult]:
+    def landed(self) -> list[StepResult | MoveEvent]:
         try:
             os.eventfd_read(self.landed_fd)
         except BlockingIOError:
             return []
-        results: list[StepResult | MoveResult] = []
+        results: list[StepResult | MoveEvent] = []
         while self._landed:
             result = self._landed.popleft()
             if isinstance(result, BaseException):
@@ -98,7 +98,7 @@ class CpuExecutor:
                     # Told to the loop, which ends the engine: a thread's own traceback would be lost.
                     self._tell(error)
 
-    def _tell(self, result: StepResult | MoveResult | BaseException) -> None:
+    def _tell(self, result: StepResult | MoveEvent | BaseException) -> None:
         self._landed.append(result)
         os.eventfd_write(self.landed_fd, 1)
 
@@ -114,7 +114,11 @@ class CpuExecutor:
             self._mover.submit(plan.moves)
         if not plan.num_rows:
             return StepResult(plan.step, np.zeros(0, np.int32))
-        logits = self.model.forward(rows.batch(plan), self.cache)
+        batch = rows.batch(plan)
+        if plan.waits:
+            assert self._mover is not None
+            batch.before_layer = self._mover.waits(plan.waits)
+        logits = self.model.forward(batch, self.cache)
         result = StepResult(plan.step, np.zeros(plan.num_rows, np.int32))
         sampling_rows = np.flatnonzero(plan.samples[: plan.num_rows])
         if len(sampling_rows):
@@ -122,6 +126,9 @@ class CpuExecutor:
         if prompt_rows := rows.prompt_rows(plan):
             self._score_prompts(plan, prompt_rows, logits[len(sampling_rows) :], result)
         result.device_began, result.device_s = began, time.monotonic() - began
+        if plan.waits and self._mover is not None:
+            # The scheduler hears of the copy's end before it hears of the step's.
+            self._mover.finish(plan.waits)
         return result
 
     def _draw(self, plan: ExecutionPlan, chosen: np.ndarray, logits: torch.Tensor, result: StepResult) -> None:

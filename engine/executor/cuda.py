@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from tsd.engine.batch import KVCache
-from tsd.engine.executor.base import DeviceFault, StepResult
+from tsd.engine.executor.base import DeviceFault, MoveEvent, StepResult
 from tsd.engine.executor.decode import DecodeSteps
 from tsd.engine.executor.flight import Flight, to_host
 from tsd.engine.executor.mixed import MixedSteps
@@ -29,7 +29,7 @@ from tsd.engine.executor.wake import Landing
 from tsd.engine.executor.warmup import touch, warm_up_plans
 from tsd.engine.kernel_report import describe
 from tsd.engine.models import Decoder
-from tsd.engine.tiers import BlockStore, HostPages, Mover, MoveResult
+from tsd.engine.tiers import BlockStore, HostPages, Mover
 from tsd.kernels.compiling import CompilationCounter, CompilationWatch, compile_only
 from tsd.kernels.registry import Selection
 from tsd.kernels.sampling.types import Sampled
@@ -70,7 +70,7 @@ class CudaExecutor:
         self._sample = sample
         self._report = report
         self._flights: deque[Flight] = deque()
-        self._moved: deque[MoveResult] = deque()
+        self._moved: deque[MoveEvent] = deque()
         self._mover = Mover(cache, HostPages(cache, host_pages), disk, self._tell_move) if host_pages else None
         self._attached = False
         self._owed = 0
@@ -150,12 +150,12 @@ class CudaExecutor:
             flight.events = (flight.events[0], ended)
         self.tokens.bring_back(flight.ring, len(flight.rows))
 
-    def landed(self) -> list[StepResult | MoveResult]:
+    def landed(self) -> list[StepResult | MoveEvent]:
         try:
             count = os.eventfd_read(self.landed_fd)
         except BlockingIOError:
             return []
-        results: list[StepResult | MoveResult] = []
+        results: list[StepResult | MoveEvent] = []
         count += self._owed
         while self._moved:
             results.append(self._moved.popleft())
@@ -164,7 +164,14 @@ class CudaExecutor:
         self._owed = min(0, count)
         try:
             for _ in range(count):
-                results.append(self._result(self._flights.popleft()))
+                flight = self._flights.popleft()
+                if flight.plan.waits and self._mover is not None:
+                    # The scheduler hears of the copy's end before it hears of the step's.
+                    self._mover.finish(flight.plan.waits)
+                    while self._moved:
+                        results.append(self._moved.popleft())
+                        self._owed -= 1
+                results.append(self._result(flight))
                 if self._flights and self._flights[0].finish is not None:
                     # Its rows could not be masked or penalised before these tokens were known.
                     with torch.cuda.stream(self.stream), torch.inference_mode():
@@ -173,7 +180,7 @@ class CudaExecutor:
         except RuntimeError as error:
             raise DeviceFault(f"a step failed: {error}") from error
 
-    def _tell_move(self, result: MoveResult) -> None:
+    def _tell_move(self, result: MoveEvent) -> None:
         self._moved.append(result)
         os.eventfd_write(self.landed_fd, 1)
 
@@ -267,7 +274,8 @@ class CudaExecutor:
 
     def _launch_mixed(self, plan: ExecutionPlan) -> Flight:
         self.decode.send_updates(plan)
-        logits = self.mixed.run(self.rows.lay_out(plan), plan.num_decode)
+        waits = self._mover.waits(plan.waits) if plan.waits and self._mover is not None else None
+        logits = self.mixed.run(self.rows.lay_out(plan), plan.num_decode, waits)
         chosen = np.flatnonzero(plan.samples[: plan.num_rows])
         flight = Flight(plan, self.tokens.next(), chosen)
         self.decode.padded_rows = 0

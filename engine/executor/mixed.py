@@ -75,11 +75,17 @@ class MixedSteps:
     def captured(self) -> int:
         return len(self._graphs)
 
-    def run(self, host: HostBatch, num_decode: int) -> torch.Tensor:
-        """Queues the step; logits [S, V] in the order of `host.sample_index`, valid until the next step."""
+    def run(self, host: HostBatch, num_decode: int, before_layer: Callable[[int], None] | None = None) -> torch.Tensor:
+        """Queues the step; logits [S, V] in the order of `host.sample_index`, valid until the next step.
+
+        A step that waits for layers runs kernel by kernel, at its graph's size, for waits are no part of a graph: the
+        host is far ahead by the time that the layers are there.
+        """
         count, rows, wanted = len(host.tokens), len(host.slots), len(host.sample_index)
         bucket = self._bucket(count, max(rows, wanted))
         self._send(host, bucket or Bucket(count, max(rows, wanted)))
+        if bucket is not None and before_layer is not None:
+            return self._captured_body(bucket, before_layer)[:wanted]
         if bucket is not None:
             graph, logits = self._graphs[bucket]
             graph.replay()
@@ -91,6 +97,7 @@ class MixedSteps:
             num_decode=num_decode,
             max_query_len=host.max_query_len,
             max_kv_len=host.max_kv_len,
+            before_layer=before_layer,
         )
 
     def capture(self, pool: Any, stream: torch.cuda.Stream, report: Callable[[float], None]) -> None:
@@ -137,7 +144,7 @@ class MixedSteps:
         sizes = [(size, rows) for size in reversed(tokens) for rows in reversed(self._row_buckets)]
         return [Bucket(size, rows) for size, rows in sizes if rows <= max(size, 64)]
 
-    def _captured_body(self, bucket: Bucket) -> torch.Tensor:
+    def _captured_body(self, bucket: Bucket, before_layer: Callable[[int], None] | None = None) -> torch.Tensor:
         longest = self.page_table.shape[1] * self.cache.page_size
         return self._forward(
             bucket,
@@ -147,6 +154,7 @@ class MixedSteps:
             num_decode=bucket.rows,
             max_query_len=bucket.tokens,
             max_kv_len=longest,
+            before_layer=before_layer,
         )
 
     def _bucket(self, tokens: int, rows: int) -> Bucket | None:
@@ -181,7 +189,15 @@ class MixedSteps:
         self._block[:used].copy_(self._host[self._turn][:used], non_blocking=True)
 
     def _forward(
-        self, bucket: Bucket, *, rows: int, wanted: int, num_decode: int, max_query_len: int, max_kv_len: int
+        self,
+        bucket: Bucket,
+        *,
+        rows: int,
+        wanted: int,
+        num_decode: int,
+        max_query_len: int,
+        max_kv_len: int,
+        before_layer: Callable[[int], None] | None,
     ) -> torch.Tensor:
         size, most = bucket
         block, at = self._block, 3 * bucket.tokens
@@ -201,6 +217,7 @@ class MixedSteps:
             max_query_len=max_query_len,
             max_kv_len=max_kv_len,
             page_size=self.cache.page_size,
+            before_layer=before_layer,
         )
         return self.model.forward(batch, self.cache)
 

@@ -92,7 +92,10 @@ class Decoder:
         last = len(self._calls) - 1
         narrow = batch.sample_index.shape[0] != batch.tokens.shape[0]
         single = batch.max_query_len == 1
+        before_layer = batch.before_layer
         for index, (qkv, decode, write, attend, out, gate_up, down) in enumerate(self._calls):
+            if before_layer is not None:
+                before_layer(index)
             k, v = cache.k[index], cache.v[index]
             if single and decode is not None:
                 mixed = decode(qkv(hidden), k, v, batch)

@@ -34,8 +34,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "victim's pages freed under a launched step",
         RETRACTION,
-        "    if r.flights == 0:\n        park(s, at)\n    return 0",
-        "    park(s, at)\n    return 0",
+        "    if r.flights == 0 and r.moves == 0:\n        park(s, at)\n    return 0\n\n\ncdef int spoil",
+        "    park(s, at)\n    return 0\n\n\ncdef int spoil",
     ),
     Mutant("stale page count after a match", ADMISSION, "need = total - device_run", "need = total - run"),
     Mutant(
@@ -74,7 +74,12 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("page-table changes of a slot given away kept", PAGES, "build.drop_deltas(r.slot)", "pass"),
     Mutant("page of a failed row not cleaned", PAGES, "(<Build>s.ring[s.ring_at]).add_zero(page)", "pass"),
     Mutant("failed row's pages not marked", PAGES, "        if r.poisoned:\n", "        if False:\n"),
-    Mutant("failed row goes on", LANDING, "if any_failed and i in failed:", "if False:"),
+    Mutant(
+        "failed row goes on",
+        LANDING,
+        "if any_failed and i in failed:\n            r.poisoned = 1\n            s.c_errors",
+        "if False:\n            r.poisoned = 1\n            s.c_errors",
+    ),
     Mutant("deadline ignored", CORE, "if now >= self.soonest:", "if False:"),
     Mutant("token credited to another row", LANDING, "rows[count] = i", "rows[count] = count"),
     Mutant("generated tokens lost by retraction", BATCH, "if r.num_tokens > r.num_prompt:", "if False:"),
@@ -91,7 +96,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "for k in range(r.num_nodes - 1, -1, -1):",
         "for k in range(r.num_nodes):",
     ),
-    Mutant("failed copy to the device believed", MOVES, "s.tiers.loaded(t, ok)", "s.tiers.loaded(t, True)"),
+    Mutant("failed copy to the device believed", MOVES, "s.tiers.loaded(t, ok, ", "s.tiers.loaded(t, True, "),
     Mutant(
         "rotten disk pages believed",
         MOVES,

@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+import time
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 from support.engine import EngineUnderTest, Stream, run_engine
+from support.tiers import check_all_tiers_agree, count_waits, push_out, split_loads
 from support.tiny import tiny_model
 
 from tsd.engine.config import EngineConfig
 from tsd.engine.errors import StartError
+from tsd.engine.tiers import Mover
+from tsd.scheduler.types import Move
 
 PAGE = 16
 
@@ -70,6 +74,49 @@ def test_retracted_requests_come_back_through_the_host(config: EngineConfig) -> 
     roomy, none = run_engine(replace(config, max_total_tokens=4096, host_cache_gb=0.0), body)
     assert retractions > 0 and none == 0
     assert tight == roomy
+
+
+@pytest.mark.parametrize("groups", [1, 4], ids=["whole", "by layers"])
+def test_all_tiers_agree_whether_pages_come_whole_or_by_layers(
+    config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: int
+) -> None:
+    if groups > 1:
+        split_loads(monkeypatch)
+    deep = replace(config, model=tiny_model(tmp_path / "deep", num_hidden_layers=5), deterministic=True)
+    waits = check_all_tiers_agree(deep, tmp_path)
+    assert groups > 1 or not waits
+
+
+@pytest.mark.parametrize("ok", [True, False])
+def test_a_prefill_that_began_before_the_last_layers_came_or_failed_to(
+    config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ok: bool
+) -> None:
+    split_loads(monkeypatch)
+    whole = Mover._load_layers
+
+    def late(self: Mover, move: Move, first_layer: int, end_layer: int) -> None:
+        if first_layer:
+            time.sleep(0.1)
+            if not ok:
+                raise RuntimeError("no such luck")
+        whole(self, move, first_layer, end_layer)
+
+    monkeypatch.setattr(Mover, "_load_layers", late)
+    text = prompt(1, 5 * PAGE + 20)
+
+    async def body(engine: EngineUnderTest) -> None:
+        waits = count_waits(engine)
+        cold = await engine.generate(text, 8)
+        await push_out(engine)
+        host = await engine.generate(text, 8)
+        assert host.tokens == cold.tokens and host.finished is not None
+        assert len(waits) >= 1
+        assert host.finished.retractions == (not ok)
+        assert host.finished.cached_tokens == (6 * PAGE if ok else 0)
+        await engine.settle()
+        engine.check_nothing_held()
+
+    run_engine(replace(config, model=tiny_model(tmp_path / "deep", num_hidden_layers=5)), body)
 
 
 @pytest.mark.parametrize("length", [8 * PAGE - 1, 8 * PAGE, 8 * PAGE + 1])

@@ -11,9 +11,21 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tsd.scheduler.core import Scheduler
-from tsd.scheduler.types import ExecutionPlan, FinishedRequest, Move, MoveDone, RequestSpec, SchedulerConfig, StepLanded
+from tsd.scheduler.types import (
+    ExecutionPlan,
+    FinishedRequest,
+    LayersLanded,
+    Move,
+    MoveDone,
+    RequestSpec,
+    SchedulerConfig,
+    SchedulerFault,
+    StepLanded,
+)
 
 PAGE = 4
+WRONG = 99
+"""The token of a step that read what a failed copy did not bring."""
 
 
 class Tiered:
@@ -39,7 +51,11 @@ class Tiered:
         self.histories: dict[int, list[int]] = {}
         self.owner: dict[int, int] = {}
         self.ends: dict[int, FinishedRequest] = {}
-        self.landing: list[tuple[int, np.ndarray]] = []
+        self.landing: list[tuple[ExecutionPlan, np.ndarray]] = []
+        self.begun: dict[int, bool] = {}
+        """Load-backs whose first layers are in place, and whether the rest will come."""
+        self.tainted: set[int] = set()
+        """Requests with steps launched that waited for a copy that will fail."""
 
     def submit(self, request_id: int, prompt: np.ndarray, max_tokens: int = 1) -> None:
         self.histories[request_id] = prompt.tolist()
@@ -49,24 +65,36 @@ class Tiered:
         for slot, index, page in zip(plan.table_slots, plan.table_index, plan.table_pages, strict=True):
             self.table[int(slot), int(index)] = int(page)
         for admission in plan.admitted:
+            self.tainted.discard(admission.request_id)
             self.cached[admission.request_id] = admission.num_cached
             self.owner[admission.slot] = admission.request_id
         self.moves += plan.moves
         self.log += [move.kind for move in plan.moves]
+        for move in self.moves:
+            # A step that waits runs when the copy has ended: what it will bring is there by then.
+            if move.move_id in plan.waits and self.begun[move.move_id]:
+                self.device[move.targets] = self.host[move.sources]
+        doomed = any(not self.begun[move_id] for move_id in plan.waits)
+        wrong = np.zeros(plan.num_rows, bool)
         for row in range(plan.num_rows):
             slot, start, count = int(plan.slots[row]), int(plan.starts[row]), int(plan.counts[row])
-            prompt = self.histories[self.owner[slot]]
+            owner = self.owner[slot]
+            prompt = self.histories[owner]
+            if doomed or owner in self.tainted:
+                self.tainted.add(owner)
+                wrong[row] = True
+                continue
             for position in range(start + count):
                 want = prompt[position] if position < len(prompt) else 3
                 cell = self.table[slot, position // PAGE], position % PAGE
                 if position >= start:
                     self.device[cell] = want
                 assert self.device[cell] == want
-        self.landing.append((plan.step, np.full(plan.num_rows, 3, np.int32)))
+        self.landing.append((plan, np.where(wrong, WRONG, 3).astype(np.int32)))
 
     def land(self) -> None:
-        step, tokens = self.landing.pop(0)
-        outcome = self.scheduler.advance(StepLanded(step, tokens), 0.0)
+        plan, tokens = self.landing.pop(0)
+        outcome = self.scheduler.advance(StepLanded(plan.step, tokens), 0.0)
         assert outcome is not None and set(outcome.tokens.tolist()) <= {3}
         self.take()
 
@@ -75,9 +103,22 @@ class Tiered:
             assert end.request_id not in self.ends
             self.ends[end.request_id] = end
 
+    @property
+    def blocked(self) -> bool:
+        """Whether the next step to land waits for a copy."""
+        return bool(self.landing) and any(move.move_id in self.landing[0][0].waits for move in self.moves)
+
+    def begin(self, at: int = 0, ok: bool = True) -> None:
+        """The first layers of the load-back at this place are in place; the rest will come if `ok`."""
+        move = self.moves[at]
+        assert move.kind == "load_back"
+        self.begun[move.move_id] = ok
+        self.scheduler.advance(LayersLanded(move.move_id), 0.0)
+
     def finish(self, at: int = 0, ok: bool = True) -> None:
-        """Ends the copy at this place in the list of those on their way."""
+        """Ends the copy at this place in the list of those on their way; what was begun ends as it was to."""
         move = self.moves.pop(at)
+        ok = self.begun.pop(move.move_id, ok)
         good = -1
         pairs = list(zip(move.sources.tolist(), move.targets.tolist(), strict=True))
         if move.kind == "prefetch":
@@ -105,7 +146,7 @@ class Tiered:
             plan = self.scheduler.next_plan(0.0)
             if plan is not None:
                 self.launch(plan)
-            if self.landing:
+            if self.landing and not self.blocked:
                 self.land()
             elif self.moves:
                 self.finish()
@@ -172,6 +213,148 @@ def test_a_failed_load_is_recomputed_and_the_copy_not_trusted_again() -> None:
     one.settle()
     assert one.cached[3] == 0 and one.ends[3].reason == "length"
     assert one.scheduler.counters["hit_host"] == 0
+
+
+def on_host(length: int = 13, **sizes: Any) -> Tiered:
+    """A prompt of `length` tokens is in the host tier only."""
+    one = Tiered(host_pages=40, **sizes)
+    one.submit(1, ids(length))
+    one.settle()
+    for i in range(1 + (one.config.num_pages > 16)):
+        one.submit(100 + i, ids(63, 1000 * (i + 1)))
+        one.settle()
+    one.log.clear()
+    return one
+
+
+def loading(one: Tiered, request_id: int, max_tokens: int = 4) -> int:
+    """Submits the prompt on the host and has its copy ordered; its number."""
+    one.submit(request_id, ids(13), max_tokens)
+    plan = one.scheduler.next_plan(0.0)
+    assert plan is not None and [move.kind for move in plan.moves] == ["load_back"]
+    one.launch(plan)
+    one.land()
+    return one.moves[-1].move_id
+
+
+def test_a_prefill_starts_with_the_first_layers_and_its_step_waits_for_the_others() -> None:
+    one = on_host()
+    move = loading(one, 3)
+    assert one.scheduler.next_plan(0.0) is None
+    one.begin()
+    plan = one.scheduler.next_plan(0.0)
+    assert plan is not None and plan.waits == (move,) and plan.starts.tolist() == [3 * PAGE]
+    one.launch(plan)
+    one.scheduler.integrity()
+    behind = one.scheduler.next_plan(0.0)
+    assert behind is not None and behind.num_decode == 1 and behind.waits == ()
+    one.launch(behind)
+    one.finish()
+    one.scheduler.integrity()
+    one.settle()
+    assert one.ends[3].num_cached == 3 * PAGE == one.scheduler.counters["hit_host"]
+    assert one.ends[3].num_output == 4 and one.ends[3].retractions == 0
+
+
+@pytest.mark.parametrize("launched", [0, 1, 2])
+def test_layers_that_fail_after_the_prefill_began_cost_what_it_computed_and_nothing_else(launched: int) -> None:
+    one = on_host(max_in_flight=3)
+    loading(one, 3)
+    one.begin(ok=False)
+    for _ in range(launched):
+        plan = one.scheduler.next_plan(0.0)
+        assert plan is not None and plan.num_rows == 1
+        one.launch(plan)
+    one.finish()
+    one.scheduler.integrity()
+    one.settle()
+    assert one.ends[3].num_output == 4 and one.ends[3].reason == "length"
+    assert one.ends[3].num_cached == 0 == one.scheduler.counters["hit_host"]
+    assert one.ends[3].retractions == (launched > 0)
+    assert one.scheduler.counters["dropped_tokens"] == launched
+    one.submit(4, ids(13))
+    one.settle()
+    assert one.cached[4] == 3 * PAGE
+
+
+@pytest.mark.parametrize("ok", [True, False])
+@pytest.mark.parametrize("launched", [0, 1, 2])
+def test_abort_while_a_begun_prefill_waits_for_layers(launched: int, ok: bool) -> None:
+    one = on_host(max_in_flight=3)
+    loading(one, 3)
+    one.begin(ok=ok)
+    for _ in range(launched):
+        plan = one.scheduler.next_plan(0.0)
+        assert plan is not None
+        one.launch(plan)
+    assert one.scheduler.abort(3, 0.0)
+    one.take()
+    assert one.ends[3].reason == "abort"
+    one.scheduler.integrity()
+    one.finish()
+    one.scheduler.integrity()
+    one.settle()
+    one.scheduler.flush_cache()
+    tiers = one.scheduler.snapshot()["tiers"]
+    assert tiers["device"]["free"] == 16 and tiers["host"]["free"] == 40
+
+
+@pytest.mark.parametrize("ok", [True, False])
+def test_a_begun_prefill_that_is_pushed_out_keeps_its_pages_until_its_copy_is_done(ok: bool) -> None:
+    one = on_host(num_pages=20, max_in_flight=3)
+    one.submit(9, ids(5, 5000), 30)
+    move = loading(one, 3)
+    assert one.scheduler.state_of(9) is not None
+    one.begin()
+    one.begun[move] = ok
+    one.scheduler.debug_retract(1)
+    plan = one.scheduler.next_plan(0.0)
+    one.scheduler.debug_retract(0)
+    assert one.scheduler.state_of(3) == "retracting"
+    if plan is not None:
+        one.launch(plan)
+    one.scheduler.integrity()
+    one.finish()
+    one.scheduler.integrity()
+    assert one.scheduler.state_of(3) == "retracted"
+    one.settle()
+    assert one.ends[3].num_output == 4 and one.ends[9].num_output == 30
+
+
+def test_nobody_waits_for_the_layers_of_another() -> None:
+    one = on_host(num_pages=32)
+    one.submit(9, ids(5, 5000), 12)
+    plan = one.scheduler.next_plan(0.0)
+    assert plan is not None and plan.num_rows == 1
+    one.launch(plan)
+    one.land()
+    one.submit(3, ids(13), 4)
+    plan = one.scheduler.next_plan(0.0)
+    assert plan is not None and plan.num_decode == 1
+    one.launch(plan)
+    one.begin()
+    for _ in range(3):
+        plan = one.scheduler.next_plan(0.0)
+        assert plan is not None and plan.num_rows == plan.num_decode == 1 and plan.waits == ()
+        one.launch(plan)
+        one.land()
+    one.finish()
+    plan = one.scheduler.next_plan(0.0)
+    assert plan is not None and plan.num_rows == 2 and plan.waits == ()
+    one.launch(plan)
+    one.settle()
+    assert one.ends[3].num_cached == 3 * PAGE
+
+
+def test_a_step_may_not_land_before_the_copy_it_waits_for() -> None:
+    one = on_host()
+    loading(one, 3)
+    one.begin()
+    plan = one.scheduler.next_plan(0.0)
+    assert plan is not None
+    one.launch(plan)
+    with pytest.raises(SchedulerFault, match="before load-back"):
+        one.land()
 
 
 def test_rotten_disk_pages_are_a_miss_from_the_first_one_on() -> None:
@@ -265,7 +448,7 @@ class TierMachine(RuleBasedStateMachine):
         if plan is not None:
             self.one.launch(plan)
 
-    @precondition(lambda self: bool(self.one.landing))
+    @precondition(lambda self: bool(self.one.landing) and not self.one.blocked)
     @rule()
     def land(self) -> None:
         self.one.land()
@@ -274,6 +457,13 @@ class TierMachine(RuleBasedStateMachine):
     @rule(data=st.data(), ok=st.sampled_from([True, True, False]))
     def finish(self, data: st.DataObject, ok: bool) -> None:
         self.one.finish(data.draw(st.integers(0, len(self.one.moves) - 1)), ok)
+
+    @rule(ok=st.sampled_from([True, True, False]))
+    def begin(self, ok: bool) -> None:
+        for at, move in enumerate(self.one.moves):
+            if move.kind == "load_back" and move.move_id not in self.one.begun:
+                self.one.begin(at, ok)
+                return
 
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
