@@ -53,6 +53,8 @@ cdef object step_landed(Scheduler s, int64_t step, object tokens, object failed,
         r.samples -= build.p_samples[i]
         if r.state == S_DRAINING or r.state == S_ABORTING:
             s.c_dropped += build.p_samples[i]
+            if any_failed and i in failed:
+                r.poisoned = 1
             if r.flights == 0 and r.moves == 0:
                 drained(s, at)
             continue

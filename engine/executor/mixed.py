@@ -197,7 +197,7 @@ class MixedSteps:
         num_decode: int,
         max_query_len: int,
         max_kv_len: int,
-        before_layer: Callable[[int], None] | None,
+        before_layer: Callable[[int], None] | None = None,
     ) -> torch.Tensor:
         size, most = bucket
         block, at = self._block, 3 * bucket.tokens

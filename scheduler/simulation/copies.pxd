@@ -19,12 +19,13 @@ cdef class Copy:
     cdef int32_t* targets
     cdef list keys
     cdef list before
+    cdef bint begun, sound
 
 
 cdef class Copies:
     cdef Dice dice
     cdef Executor executor
-    cdef int page_size, max_delay, chance_fail, chance_rot
+    cdef int page_size, max_delay, chance_fail, chance_rot, chance_early
     cdef int32_t* host
     cdef int32_t* host_readers
     cdef int32_t* host_writers
@@ -36,6 +37,9 @@ cdef class Copies:
     cdef int begin(self, object move) except -1
     cdef int lock(self, int page, bint write) except -1
     cdef object step(self)
+    cdef Copy find(self, object move_id)
+    cdef bint under_way(self, tuple moves)
+    cdef int bring(self, tuple moves) except -1
     cdef object end(self, Copy copy)
     cdef int end_page(self, Copy copy, int i, bint done) except -1
     cdef int abandon(self) except -1

@@ -13,7 +13,7 @@ from tsd.scheduler.simulation.dice cimport Dice
 from tsd.scheduler.simulation.executor cimport Executor
 
 from tsd.scheduler.simulation.violation import Violation
-from tsd.scheduler.types import MoveDone
+from tsd.scheduler.types import LayersLanded, MoveDone
 
 cnp.import_array()
 
@@ -21,7 +21,10 @@ cdef dict KINDS = {"write_back": WRITE_BACK, "load_back": LOAD_BACK, "store": ST
 
 
 cdef class Copy:
-    """A move on its way; `before` is what its sources held when it began."""
+    """A move on its way; `before` is what its sources held when it began.
+
+    `begun`: a load-back whose first layers were told of; then `sound` says whether the rest will come.
+    """
 
 
 cdef class Copies:
@@ -34,6 +37,7 @@ cdef class Copies:
         self.max_delay = knobs.max_delay
         self.chance_fail = knobs.fail_move
         self.chance_rot = knobs.rot
+        self.chance_early = knobs.early_load
         self.host = <int32_t*>calloc(config.host_pages * self.page_size + 1, sizeof(int32_t))
         self.host_readers = <int32_t*>calloc(config.host_pages + 1, sizeof(int32_t))
         self.host_writers = <int32_t*>calloc(config.host_pages + 1, sizeof(int32_t))
@@ -101,20 +105,54 @@ cdef class Copies:
         return 0
 
     cdef object step(self):
-        """Time passes for all; perhaps one ends: its MoveDone, or None."""
+        """Time passes for all; perhaps one ends, or brings its first layers: what the scheduler is told, or None."""
         cdef int i = self.dice.draw(len(self.moving))
         cdef Copy copy
         for copy in self.moving:
             copy.delay -= 1
         copy = <Copy>self.moving[i]
+        if copy.kind == LOAD_BACK and not copy.begun and self.dice.luck(self.chance_early):
+            copy.begun = True
+            copy.sound = not self.dice.luck(self.chance_fail)
+            return LayersLanded(copy.move.move_id)
         if copy.delay > 0:
             return None
         del self.moving[i]
         return self.end(copy)
 
+    cdef Copy find(self, object move_id):
+        cdef Copy copy
+        for copy in self.moving:
+            if copy.move.move_id == move_id:
+                return copy
+        return None
+
+    cdef bint under_way(self, tuple moves):
+        """Whether a step that waits for these load-backs must not land yet."""
+        for move_id in moves:
+            if self.find(move_id) is not None:
+                return True
+        return False
+
+    cdef int bring(self, tuple moves) except -1:
+        """A step that waits is launched: it will read what these load-backs bring, some of it only where one fails."""
+        cdef Copy copy
+        cdef int i, size = self.page_size
+        for move_id in moves:
+            copy = self.find(move_id)
+            if copy is None or not copy.begun:
+                raise Violation(f"a step waits for move {move_id}, which is not under way")
+            for i in range(copy.count if copy.sound else self.dice.draw(copy.count)):
+                memcpy(
+                    self.executor.device + copy.targets[i] * size,
+                    self.host + copy.sources[i] * size,
+                    size * sizeof(int32_t),
+                )
+        return 0
+
     cdef object end(self, Copy copy):
         cdef int i, done, good = -1
-        cdef bint ok = not self.dice.luck(self.chance_fail)
+        cdef bint ok = copy.sound if copy.begun else not self.dice.luck(self.chance_fail)
         done = copy.count if ok else 0
         if copy.kind == PREFETCH and ok:
             good = 0

@@ -259,7 +259,7 @@ cdef class Executor:
         cdef Record* record = self.oracle.peek(flight.ids[row])
         if record != NULL:
             record.failed = 1
-            self.spoil(flight, row)
+        self.spoil(flight, row)
         return (row,)
 
     cdef int spoil(self, Flight flight, int row) except -1:

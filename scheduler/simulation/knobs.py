@@ -18,6 +18,8 @@ class Knobs:
     fail_row: int = 2
     fail_move: int = 32
     rot: int = 16
+    early_load: int = 256
+    """That a load-back tells of its first layers before it is done."""
     land: int = 600
     too_long: int = 8
     salt: int = 64

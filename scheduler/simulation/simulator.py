@@ -100,6 +100,7 @@ def draw_life(rng: random.Random, profile: str, secret: bytes, page_size: int) -
         deadline=rng.choice((0, 60)),
         fail_row=rng.choice((0, 0, 4)),
         fail_move=rng.choice((0, 60, 300)),
+        early_load=rng.choice((0, 100, 800)),
         rot=rng.choice((0, 40)),
         land=rng.choice((200, 600, 1024)),
         max_delay=rng.choice((0, 3, 20)),

@@ -120,7 +120,7 @@ cdef class World:
             self.oracle.check_deadlines(self.now)
         if plan is not None:
             self.launch(plan)
-        if self.executor.flights and (plan is None or self.dice.luck(self.chance_land)):
+        if self.executor.flights and (plan is None or self.dice.luck(self.chance_land)) and not self.held_up():
             self.land()
         self.idle += 1
         if self.idle > self.patience and self.oracle.live:
@@ -131,10 +131,17 @@ cdef class World:
                 self.subscriber.hear(self.scheduler.take_kv_events())
         return 0
 
+    cdef bint held_up(self):
+        """The oldest step waits for layers that are not there yet."""
+        cdef tuple waits = (<Flight>self.executor.flights[0]).plan.waits
+        return bool(waits) and self.copies.under_way(waits)
+
     cdef int launch(self, object plan) except -1:
         self.executor.change_tables(plan)
         for move in plan.moves:
             self.copies.begin(move)
+        if plan.waits:
+            self.copies.bring(plan.waits)
         self.executor.run(plan)
         self.step += 1
         if plan.num_rows:
