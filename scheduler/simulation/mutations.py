@@ -169,4 +169,21 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "head of the queue starves for withheld pages", ADMISSION, "lendable = s.withheld.num_device", "lendable = 0"
     ),
+    Mutant("steps believed whose copy failed", LANDING, "        if r.tainted:\n", "        if False:\n"),
+    Mutant(
+        "a step does not wait for the layers it reads", BATCH, "build.wait_for(s.requests.R[s.filling[i]].load)", "pass"
+    ),
+    Mutant(
+        "victim's pages freed under a copy",
+        RETRACTION,
+        "    if r.flights == 0 and r.moves == 0:\n        park(s, at)\n    return 0\n\n\ncdef int spoil",
+        "    if r.flights == 0:\n        park(s, at)\n    return 0\n\n\ncdef int spoil",
+    ),
+    Mutant(
+        "pages of a failed row kept dirty when its request had ended",
+        LANDING,
+        "                r.poisoned = 1\n            if r.flights == 0 and r.moves == 0:\n                drained",
+        "                pass\n            if r.flights == 0 and r.moves == 0:\n                drained",
+    ),
+    Mutant("prefix counted that did not come", MOVES, "        r.num_nodes = t.first\n", "        pass\n"),
 )
