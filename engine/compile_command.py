@@ -20,7 +20,7 @@ from tsd.engine import life
 from tsd.engine.config import EngineConfig
 from tsd.engine.errors import StartError
 from tsd.engine.model_errors import ModelError
-from tsd.kernels.ahead import AheadError, compile_all
+from tsd.kernels.ahead import AheadError, Compilers, Job
 from tsd.kernels.platform import DriverError, Platform, ask_driver
 from tsd.kernels.spec import KernelError
 
@@ -43,10 +43,6 @@ def build(config: EngineConfig, platform: Platform, memory_bytes: int, progress:
     # Here, since it takes seconds.
     from tsd.engine.variants import variants
 
-    jobs = variants(config, platform, memory_bytes)
-    # The slowest first, so that none of them is left to one process at the end.
-    jobs.sort(key=lambda job: -_WEIGHT.get(job.name, 0))
-    progress(0, len(jobs))
     me = os.getpid()
 
     def started() -> None:
@@ -54,11 +50,23 @@ def build(config: EngineConfig, platform: Platform, memory_bytes: int, progress:
             life.die_with_parent(me)
 
     with _alone():
-        compile_all(jobs, workers(), lambda done: progress(done, len(jobs)), started)
-    return len(jobs)
+        compilers = Compilers(workers(), started)
+        rest: list[Job] = []
+
+        def found(job: Job) -> None:
+            # The slow ones begin while the others are still being found.
+            if job.name not in _SLOW or not compilers.begin(job):
+                rest.append(job)
+
+        count = len(variants(config, platform, memory_bytes, found))
+        progress(0, count)
+        rest.sort(key=lambda job: _NEXT.index(job.name) if job.name in _NEXT else len(_NEXT))
+        compilers.finish(rest, lambda done: progress(done, count))
+    return count
 
 
-_WEIGHT = {"pick_kernel": 4, "paged_kernel": 3, "shared_kernel": 3, "solo_kernel": 2, "skinny_kernel": 1}
+_SLOW = {"launching", "pick_kernel", "paged_kernel", "shared_kernel", "solo_kernel"}
+_NEXT = ("paged_kernel", "score_kernel", "skinny_kernel")
 
 
 def workers() -> int:

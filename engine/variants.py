@@ -77,12 +77,15 @@ class Sketch(NamedTuple):
     vocab_size: int
 
 
-def variants(config: EngineConfig, platform: Platform, memory_bytes: int) -> list[Job]:
+def variants(
+    config: EngineConfig, platform: Platform, memory_bytes: int, found: Callable[[Job], object] = bool
+) -> list[Job]:
     """Each kernel that an engine of `config` launches on a GPU of that kind and memory, as something to compile.
 
+    `found` is told of each at once.
     From then on `meta` stands for that GPU in this process. Raises what building the model raises.
     """
-    with torch.inference_mode(), recorded(platform.capability) as jobs:
+    with torch.inference_mode(), recorded(platform.capability, found) as jobs:
         steps = sketch(config, platform, memory_bytes)
         touch(steps.decode, steps.mixed, steps.sample, max_rows=steps.max_rows, vocab_size=steps.vocab_size)
     return jobs

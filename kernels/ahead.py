@@ -1,6 +1,6 @@
 """Compiling Triton kernels for a GPU that this process does not open, in several processes at once.
 
-`recorded` notes which variants a run of launches needs (on torch's `meta` device, say) and `compile_all` leaves them in
+`recorded` notes which variants a run of launches needs (on torch's `meta` device, say) and `Compilers` leave them in
 Triton's cache on disk, where the process that will launch them finds them. Compiling is half Python, so threads of one
 process get in each other's way and processes do not. Knows Triton's compiler; imports it only when asked.
 
@@ -61,8 +61,8 @@ class _Device:
 
 
 @contextmanager
-def recorded(capability: tuple[int, int]) -> Iterator[list[Job]]:
-    """Within, launches compile and run nothing; each variant that one of them needs is listed once.
+def recorded(capability: tuple[int, int], found: Callable[[Job], object] = bool) -> Iterator[list[Job]]:
+    """Within, launches compile and run nothing; each variant that one of them needs is listed once, and told `found`.
 
     Triton works for a GPU of `capability` meanwhile.
     """
@@ -70,14 +70,20 @@ def recorded(capability: tuple[int, int]) -> Iterator[list[Job]]:
     from triton.runtime._async_compile import AsyncCompileMode, active_mode
 
     driver.set_active(_Device(capability))  # type: ignore[arg-type]
-    jobs = [Job("launching", "", make_utilities)]
+    jobs: list[Job] = []
     name = ""
+
+    def add(job: Job) -> None:
+        jobs.append(job)
+        found(job)
+
+    add(Job("launching", "", make_utilities))
 
     class Notebook(AsyncCompileMode):
         """Stands where Triton hands what it would compile to a pool of threads."""
 
         def submit(self, key: Any, compile_fn: Any, finalize_fn: Any, *_: Any) -> Any:
-            jobs.append(Job(name, key, lambda: make_launcher(compile_fn())))
+            add(Job(name, key, lambda: make_launcher(compile_fn())))
             # As if compiled: later launches of this variant are not asked about again.
             placeholder = object()
             finalize_fn(placeholder)
@@ -104,59 +110,87 @@ def recorded(capability: tuple[int, int]) -> Iterator[list[Job]]:
             function.device_caches.clear()  # of the placeholders
 
 
-def compile_all(jobs: list[Job], processes: int, progress: Callable[[int], None], started: Callable[[], None]) -> None:
-    """Compiles everything with `processes` forked children; `progress` is told how many are done.
+class Compilers:
+    """Forked children that compile, at most `processes` at a time. `started` runs in each of them first.
 
-    This process must have one thread and no CUDA context. `started` runs in each child first. Raises AheadError naming
-    the kernels that failed, after all the others are done.
+    This process must have one thread and no CUDA context.
     """
-    if len(jobs) > MOST_JOBS:
-        raise AheadError(f"{len(jobs)} variants are more than is sensible")
-    queue, feed = os.pipe()
-    results, tell = os.pipe()
-    os.write(feed, b"".join(_INDEX.pack(i) for i in range(len(jobs))))
-    os.close(feed)
-    sys.stdout.flush()
-    children = []
-    for _ in range(min(processes, len(jobs))):
+
+    def __init__(self, processes: int, started: Callable[[], None]) -> None:
+        self._processes = processes
+        self._started = started
+        self._results, self._tell = os.pipe()
+        self._begun: list[Job] = []
+        self._children: list[int] = []
+
+    def begin(self, job: Job) -> bool:
+        """Compiles `job` in a child of its own from now on, unless there are enough of them; whether it does."""
+        if len(self._children) >= self._processes or len(self._begun) >= MOST_JOBS:
+            return False
+        index = len(self._begun)
+        self._begun.append(job)
+        self._fork(lambda: _compile(job, index, self._tell))
+        return True
+
+    def finish(self, jobs: list[Job], progress: Callable[[int], None]) -> None:
+        """Compiles the rest, `jobs`; `progress` is told how many are done, with those that `begin` took.
+
+        Raises AheadError naming the kernels that failed, after all the others are done.
+        """
+        every = [*self._begun, *jobs]
+        if len(every) > MOST_JOBS:
+            raise AheadError(f"{len(every)} variants are more than is sensible")
+        queue, feed = os.pipe()
+        os.write(feed, b"".join(_INDEX.pack(i) for i in range(len(self._begun), len(every))))
+        os.close(feed)
+        # As many as there are cores, though the first may still be at work: they are few, and soon done.
+        for _ in range(min(self._processes, len(jobs))):
+            self._fork(lambda: _work(every, queue, self._tell))
+        os.close(queue)
+        os.close(self._tell)
+        failed, done = [], 0
+        while result := os.read(self._results, _RESULT.size):
+            index, outcome = _RESULT.unpack(result)
+            if outcome == _FAILED:
+                failed.append(every[index].name)
+            done += 1
+            progress(done)
+        os.close(self._results)
+        for child in self._children:
+            os.waitpid(child, 0)
+        if failed:
+            raise AheadError(f"{len(failed)} kernels could not be compiled: {', '.join(sorted(set(failed)))}")
+        if done < len(every):
+            raise AheadError(f"{len(every) - done} kernels were left, because a compiling process ended")
+
+    def _fork(self, work: Callable[[], None]) -> None:
+        sys.stdout.flush()
         child = os.fork()
         if child == 0:
             code = 1
             try:
-                started()
-                _work(jobs, queue, tell)
+                self._started()
+                work()
                 code = 0
             finally:
                 os._exit(code)
-        children.append(child)
-    os.close(queue)
-    os.close(tell)
-    failed, done = [], 0
-    while result := os.read(results, _RESULT.size):
-        index, outcome = _RESULT.unpack(result)
-        if outcome == _FAILED:
-            failed.append(jobs[index].name)
-        done += 1
-        progress(done)
-    os.close(results)
-    for child in children:
-        os.waitpid(child, 0)
-    if failed:
-        raise AheadError(f"{len(failed)} kernels could not be compiled: {', '.join(sorted(set(failed)))}")
-    if done < len(jobs):
-        raise AheadError(f"{len(jobs) - done} kernels were left, because a compiling process ended")
+        self._children.append(child)
 
 
 def _work(jobs: list[Job], queue: int, tell: int) -> None:
     while order := os.read(queue, _INDEX.size):
         (index,) = _INDEX.unpack(order)
-        outcome = _DONE
-        try:
-            jobs[index].compile()
-        except Exception:  # one kernel must not keep the others from being compiled; it is named at the end
-            traceback.print_exc()
-            outcome = _FAILED
-        os.write(tell, _RESULT.pack(index, outcome))
+        _compile(jobs[index], index, tell)
+
+
+def _compile(job: Job, index: int, tell: int) -> None:
+    outcome = _DONE
+    try:
+        job.compile()
+    except Exception:  # one kernel must not keep the others from being compiled; it is named at the end
+        traceback.print_exc()
+        outcome = _FAILED
+    os.write(tell, _RESULT.pack(index, outcome))
 
 
 def make_launcher(kernel: Any) -> None:

@@ -26,12 +26,13 @@ UNGRAPHED_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 def touch(decode: DecodeSteps, mixed: MixedSteps, sample: Selection, *, max_rows: int, vocab_size: int) -> None:
     """Calls each step at each size once; the decode steps' block must name the padding slot."""
-    rows = {*decode.buckets, max_rows} if decode.buckets else {size for size in UNGRAPHED_ROWS if size <= max_rows}
-    for count in sorted({*rows, max_rows}):
-        decode.greedy(count)
+    # Sampling first: its kernels take the longest to compile.
     for count in sorted({1, 2, max_rows}):
         _touch_sampling(sample, count, vocab_size, decode.model.dtype, decode.device)
     mixed.touch(graphs=bool(decode.buckets))
+    rows = {*decode.buckets, max_rows} if decode.buckets else {size for size in UNGRAPHED_ROWS if size <= max_rows}
+    for count in sorted({*rows, max_rows}):
+        decode.greedy(count)
 
 
 def _touch_sampling(sample: Selection, rows: int, vocab_size: int, dtype: torch.dtype, device: torch.device) -> None:

@@ -12,9 +12,10 @@ import pytest
 PROGRAM = """
 import os, sys
 from pathlib import Path
-from tsd.kernels.ahead import AheadError, Job, compile_all
+from tsd.kernels.ahead import AheadError, Compilers, Job
 
 folder, kind, processes, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+begun = int(sys.argv[5])
 
 def work(number):
     if kind == "raises" and number in (3, 5):
@@ -26,17 +27,19 @@ def work(number):
 seen = []
 jobs = [Job(f"kernel{n}", str(n), lambda n=n: work(n)) for n in range(count)]
 try:
-    compile_all(jobs, processes, seen.append, lambda: (folder / f"started.{os.getpid()}").touch())
+    compilers = Compilers(processes, lambda: (folder / f"started.{os.getpid()}").touch())
+    early = [job for job in jobs[:begun] if compilers.begin(job)]
+    compilers.finish(jobs[len(early):], seen.append)
 except AheadError as error:
     print(error)
 print(seen == list(range(1, len(seen) + 1)), len(seen))
 """
 
 
-def run(folder: Path, kind: str, processes: int = 3, count: int = 40) -> list[str]:
+def run(folder: Path, kind: str, processes: int = 3, count: int = 40, begun: int = 0) -> list[str]:
     """The program's lines; it forks, which this process had better not do itself."""
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(folder), kind, str(processes), str(count)],
+        [sys.executable, "-c", PROGRAM, str(folder), kind, str(processes), str(count), str(begun)],
         capture_output=True,
         text=True,
         timeout=60,
@@ -46,14 +49,18 @@ def run(folder: Path, kind: str, processes: int = 3, count: int = 40) -> list[st
     return done.stdout.splitlines()
 
 
-@pytest.mark.parametrize(("processes", "count"), [(1, 5), (3, 40), (8, 2), (2, 0)])
-def test_each_job_is_done_once_and_told(tmp_path: Path, processes: int, count: int) -> None:
-    assert run(tmp_path, "works", processes, count) == [f"True {count}"]
+@pytest.mark.parametrize(
+    ("processes", "count", "begun"), [(1, 5, 0), (3, 40, 0), (8, 2, 0), (2, 0, 0), (3, 40, 2), (3, 40, 9), (4, 2, 2)]
+)
+def test_each_job_is_done_once_and_told(tmp_path: Path, processes: int, count: int, begun: int) -> None:
+    """`begun` are asked to begin at once, of which as many do as there may be processes."""
+    assert run(tmp_path, "works", processes, count, begun) == [f"True {count}"]
     names = sorted(path.name for path in tmp_path.iterdir())
     done = [name.split(".")[0] for name in names if not name.startswith("started")]
     assert sorted(map(int, done)) == list(range(count))
     workers = {name.split(".")[1] for name in names if name.startswith("started")}
-    assert len(workers) == min(processes, count)
+    early = min(begun, processes)
+    assert len(workers) == early + min(processes, count - early)
     assert {name.split(".")[1] for name in names} == workers
 
 
