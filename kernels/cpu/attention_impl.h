@@ -57,13 +57,35 @@ TGT static void rope(const tsd_rope *a, long begin, long end) {
     }
 }
 
+/* Where a block's positions lie, head 0 of them. */
+typedef struct {
+    const char *keys[TSD_KV_BLOCK], *values[TSD_KV_BLOCK];
+    long count;
+} block_rows;
+
+/* The next block of one head, asked for line by line between pieces of arithmetic: the processor keeps some two dozen
+ * requests in flight, waits when asked for more, and guesses neither the pages nor the stride between heads. */
+typedef struct {
+    const block_rows *rows;
+    long row, line, from, bytes; /* of a head: where in a row, how much */
+} ahead;
+
+INL void fetch(ahead *next) {
+    if (next->row >= next->rows->count) return;
+    __builtin_prefetch(next->rows->keys[next->row] + next->from + next->line, 0, 2);
+    __builtin_prefetch(next->rows->values[next->row] + next->from + next->line, 0, 2);
+    next->line += 64;
+    if (next->line >= next->bytes) next->line = 0, next->row++;
+}
+
 /* scores[n][TSD_KV_BLOCK] = q[n][D] . columns[D][TSD_KV_BLOCK] */
-INL void scores_of(const float *q, const float *columns, float *scores, long D, const int n) {
+INL void scores_of(const float *q, const float *columns, float *scores, long D, ahead *next, const int n) {
     vf low[TILE_QUERIES], high[TILE_QUERIES];
 #pragma GCC unroll 8
     for (int i = 0; i < n; i++) low[i] = vf_zero(), high[i] = vf_zero();
     for (long d = 0; d < D; d++) {
         vf a = vf_load(columns + d * TSD_KV_BLOCK), b = vf_load(columns + d * TSD_KV_BLOCK + 16);
+        if (d % 2) fetch(next);
 #pragma GCC unroll 8
         for (int i = 0; i < n; i++) {
             vf value = vf_set1(q[i * D + d]);
@@ -80,7 +102,7 @@ INL void scores_of(const float *q, const float *columns, float *scores, long D, 
 
 /* sums[n][D] = sums * decay[n] + weights[n][count] . values; `width` vectors of 16 dimensions from d on */
 INL void values_of(const float *weights, const float *decay, const float *const *values, float *sums, long D, long d,
-                   long count, const int n, const int width) {
+                   long count, ahead *next, const int n, const int width) {
     vf sum[4][4];
 #pragma GCC unroll 4
     for (int i = 0; i < n; i++)
@@ -90,6 +112,7 @@ INL void values_of(const float *weights, const float *decay, const float *const 
     for (long p = 0; p < count; p++) {
         const float *row = values[p] + d;
         vf v[4];
+        fetch(next);
 #pragma GCC unroll 4
         for (int j = 0; j < width; j++) v[j] = vf_load(row + 16 * j);
 #pragma GCC unroll 4
@@ -106,41 +129,42 @@ INL void values_of(const float *weights, const float *decay, const float *const 
 }
 
 INL void values_for(const float *weights, const float *decay, const float *const *values, float *sums, long D,
-                    long count, const int n) {
+                    long count, ahead *next, const int n) {
     long d = 0;
-    for (; d + 64 <= D; d += 64) values_of(weights, decay, values, sums, D, d, count, n, 4);
-    for (; d < D; d += 16) values_of(weights, decay, values, sums, D, d, count, n, 1);
+    for (; d + 64 <= D; d += 64) values_of(weights, decay, values, sums, D, d, count, next, n, 4);
+    for (; d < D; d += 16) values_of(weights, decay, values, sums, D, d, count, next, n, 1);
 }
 
 /* scores of queries [from, to), TILE_QUERIES at a time */
-TGT static void all_scores(const float *q, const float *columns, float *scores, long D, long from, long to) {
+TGT static void all_scores(const float *q, const float *columns, float *scores, long D, ahead *next, long from,
+                           long to) {
     for (; to - from >= TILE_QUERIES; from += TILE_QUERIES)
-        scores_of(q + from * D, columns, scores + from * TSD_KV_BLOCK, D, TILE_QUERIES);
+        scores_of(q + from * D, columns, scores + from * TSD_KV_BLOCK, D, next, TILE_QUERIES);
     const float *rest = q + from * D;
     float *place = scores + from * TSD_KV_BLOCK;
     switch (to - from) {
 #if TILE_QUERIES > 4
-    case 7: scores_of(rest, columns, place, D, 7); break;
-    case 6: scores_of(rest, columns, place, D, 6); break;
-    case 5: scores_of(rest, columns, place, D, 5); break;
-    case 4: scores_of(rest, columns, place, D, 4); break;
+    case 7: scores_of(rest, columns, place, D, next, 7); break;
+    case 6: scores_of(rest, columns, place, D, next, 6); break;
+    case 5: scores_of(rest, columns, place, D, next, 5); break;
+    case 4: scores_of(rest, columns, place, D, next, 4); break;
 #endif
-    case 3: scores_of(rest, columns, place, D, 3); break;
-    case 2: scores_of(rest, columns, place, D, 2); break;
-    case 1: scores_of(rest, columns, place, D, 1); break;
+    case 3: scores_of(rest, columns, place, D, next, 3); break;
+    case 2: scores_of(rest, columns, place, D, next, 2); break;
+    case 1: scores_of(rest, columns, place, D, next, 1); break;
     default: break;
     }
 }
 
 TGT static void all_values(const float *weights, const float *decay, const float *const *values, float *sums, long D,
-                           long count, long from, long to) {
+                           long count, ahead *next, long from, long to) {
     for (; to - from >= 4; from += 4)
-        values_for(weights + from * TSD_KV_BLOCK, decay + from, values, sums + from * D, D, count, 4);
+        values_for(weights + from * TSD_KV_BLOCK, decay + from, values, sums + from * D, D, count, next, 4);
     weights += from * TSD_KV_BLOCK, decay += from, sums += from * D;
     switch (to - from) {
-    case 3: values_for(weights, decay, values, sums, D, count, 3); break;
-    case 2: values_for(weights, decay, values, sums, D, count, 2); break;
-    case 1: values_for(weights, decay, values, sums, D, count, 1); break;
+    case 3: values_for(weights, decay, values, sums, D, count, next, 3); break;
+    case 2: values_for(weights, decay, values, sums, D, count, next, 2); break;
+    case 1: values_for(weights, decay, values, sums, D, count, next, 1); break;
     default: break;
     }
 }
@@ -166,28 +190,39 @@ INL void soften(float *scores, long seen, float *top, float *total, float *decay
  * i / group, query head i % group of its group. Heads are padded with zeros to whole vectors: `D` is that width. */
 typedef struct {
     long real, D, group, queries, first, last, tokens, head, heads;
-    size_t kvwide;
+    long bytes; /* of a head of the cache */
     int direct; /* values are read where they lie */
     const int32_t *pages;
     float *q, *sums, *scores, *top, *total, *decay; /* by head, then query */
     float *columns, *copies;                        /* one block of one head */
 } attend_state;
 
-TGT static void attend_block(const tsd_attention *a, const attend_state *w, long base, long start, long h) {
-    long real = w->real, D = w->D, left = w->last + 1 - base, count = left < TSD_KV_BLOCK ? left : TSD_KV_BLOCK;
+/* where the block of positions from `base` on lies; none past the last */
+TGT static void find_rows(const tsd_attention *a, const attend_state *w, long base, block_rows *rows) {
+    long left = w->last + 1 - base, page = base / a->page_size, offset = base % a->page_size;
+    rows->count = left < 0 ? 0 : left < TSD_KV_BLOCK ? left : TSD_KV_BLOCK;
+    for (long j = 0; j < rows->count; j++) {
+        long at = ((w->pages[page] * a->page_size + offset) * a->Hkv + w->head) * w->bytes;
+        rows->keys[j] = (const char *)a->k_cache + at;
+        rows->values[j] = (const char *)a->v_cache + at;
+        if (++offset == a->page_size) offset = 0, page++;
+    }
+}
+
+TGT static void attend_block(const tsd_attention *a, const attend_state *w, const block_rows *block,
+                             const block_rows *after, long base, long start, long h) {
+    long real = w->real, D = w->D, count = block->count, from_head = h * w->bytes;
     const char *keys[TSD_KV_BLOCK];
     const float *values[TSD_KV_BLOCK];
-    long page = base / a->page_size, offset = base % a->page_size;
+    ahead next = {.rows = after, .from = from_head, .bytes = w->bytes};
     for (long j = 0; j < count; j++) {
-        long at = ((w->pages[page] * a->page_size + offset) * a->Hkv + w->head + h) * real;
-        keys[j] = (const char *)a->k_cache + at * w->kvwide;
-        if (w->direct) values[j] = (const float *)a->v_cache + at;
+        keys[j] = block->keys[j] + from_head;
+        if (w->direct) values[j] = (const float *)(block->values[j] + from_head);
         else {
             for (long d = 0; d < D; d += TSD_LANES)
-                vf_store(w->copies + j * D + d, load_part(a->v_cache, at + d, real - d, a->kvtype));
+                vf_store(w->copies + j * D + d, load_part(block->values[j] + from_head, d, real - d, a->kvtype));
             values[j] = w->copies + j * D;
         }
-        if (++offset == a->page_size) offset = 0, page++;
     }
     for (long j = count; j < TSD_KV_BLOCK; j++) keys[j] = keys[0]; /* masked in soften */
     for (long j = 0; j < TSD_KV_BLOCK; j += TSD_LANES)
@@ -195,16 +230,18 @@ TGT static void attend_block(const tsd_attention *a, const attend_state *w, long
             vf rows[16];
 #pragma GCC unroll 16
             for (int i = 0; i < 16; i++) rows[i] = load_part(keys[j + i], d, real - d, a->kvtype);
+            for (int i = 0; i < 6; i++) fetch(&next);
             vf_transpose(rows, w->columns + d * TSD_KV_BLOCK + j, TSD_KV_BLOCK);
         }
     long from = start * w->group, own = h * w->queries;
     float *scores = w->scores + own * TSD_KV_BLOCK, *sums = w->sums + own * D;
-    all_scores(w->q + own * D, w->columns, scores, D, from, w->queries);
+    all_scores(w->q + own * D, w->columns, scores, D, &next, from, w->queries);
     for (long i = from; i < w->queries; i++) {
         long seen = a->positions[w->first + i / w->group] + 1 - base;
+        for (int k = 0; k < 4; k++) fetch(&next);
         soften(scores + i * TSD_KV_BLOCK, seen, w->top + own + i, w->total + own + i, w->decay + own + i);
     }
-    all_values(scores, w->decay + own, values, sums, D, count, from, w->queries);
+    all_values(scores, w->decay + own, values, sums, D, count, &next, from, w->queries);
 }
 
 TGT static void attend(const tsd_attention *a, long row, long first, long tokens, long head, long heads) {
@@ -212,7 +249,7 @@ TGT static void attend(const tsd_attention *a, long row, long first, long tokens
     long queries = tokens * group, all = heads * queries;
     attend_state w = {.real = real, .D = D, .group = group, .queries = queries, .first = first, .tokens = tokens,
                       .head = head, .heads = heads, .last = a->positions[first + tokens - 1],
-                      .kvwide = a->kvtype == TSD_F32 ? 4 : 2, .direct = a->kvtype == TSD_F32 && D == real,
+                      .bytes = real * (a->kvtype == TSD_F32 ? 4 : 2), .direct = a->kvtype == TSD_F32 && D == real,
                       .pages = a->page_table + row * a->table_width};
     w.q = (float *)tsd_scratch(2, (all * (2 * D + TSD_KV_BLOCK + 3) + 2 * TSD_KV_BLOCK * D) * sizeof(float));
     w.sums = w.q + all * D, w.columns = w.sums + all * D, w.copies = w.columns + TSD_KV_BLOCK * D;
@@ -230,9 +267,12 @@ TGT static void attend(const tsd_attention *a, long row, long first, long tokens
         w.total[i] = 0.0f;
     }
     long start = 0; /* the first token that sees the block */
-    for (long base = 0; base <= w.last; base += TSD_KV_BLOCK) {
+    block_rows blocks[2];
+    find_rows(a, &w, 0, &blocks[0]);
+    for (long base = 0, n = 0; base <= w.last; base += TSD_KV_BLOCK, n ^= 1) {
         while (a->positions[first + start] < base) start++;
-        for (long h = 0; h < heads; h++) attend_block(a, &w, base, start, h);
+        find_rows(a, &w, base + TSD_KV_BLOCK, &blocks[n ^ 1]);
+        for (long h = 0; h < heads; h++) attend_block(a, &w, &blocks[n], &blocks[n ^ 1], base, start, h);
     }
     for (long i = 0; i < all; i++) {
         long h = i / queries, t = i % queries / group, g = i % group;
