@@ -11,8 +11,6 @@ from aiohttp import web
 
 from tsd.api.wire import chat, completions, conversations, messages, native, responses, sampling
 
-VERSION = "0.1.0"
-
 
 class Operation(NamedTuple):
     method: str
@@ -23,7 +21,22 @@ class Operation(NamedTuple):
     stream: bool = False
     error: Any = sampling.ErrorBody
     media: str = "application/json"
+    query: tuple[str, ...] = ()
+    """Parameters of the query, by their names in QUERY."""
 
+
+QUERY: dict[str, dict[str, Any]] = {
+    "after": {"type": "string"},
+    "bin": {"type": "string", "pattern": "^[0-9]{1,9}$"},
+    "engine": {"type": "string"},
+    "id": {"type": "string"},
+    "interval": {"type": "number"},
+    "limit": {"type": "integer", "minimum": 1, "maximum": 100},
+    "order": {"enum": ["asc", "desc"]},
+    "starting_after": {"type": "integer", "minimum": -1, "maximum": 999_999_999},
+    "stream": {"type": "boolean"},
+}
+PAGE = ("after", "limit", "order")
 
 OPERATIONS: tuple[Operation, ...] = (
     Operation("post", "/v1/chat/completions", "Answer a conversation", chat.ChatRequest, chat.ChatCompletion, True),
@@ -31,10 +44,14 @@ OPERATIONS: tuple[Operation, ...] = (
         "post", "/v1/completions", "Continue a text", completions.CompletionRequest, completions.Completion, True
     ),
     Operation("post", "/v1/responses", "Answer items", responses.ResponsesRequest, responses.Response, True),
-    Operation("get", "/v1/responses/{id}", "A stored response", None, responses.Response),
+    Operation(
+        "get", "/v1/responses/{id}", "A response", None, responses.Response, True, query=("stream", "starting_after")
+    ),
     Operation("delete", "/v1/responses/{id}", "Forget a response", None, responses.DeletedResponse),
     Operation("post", "/v1/responses/{id}/cancel", "End a running response", None, responses.Response),
-    Operation("get", "/v1/responses/{id}/input_items", "What a response was asked", None, responses.ItemList),
+    Operation(
+        "get", "/v1/responses/{id}/input_items", "What a response was asked", None, responses.ItemList, query=PAGE
+    ),
     Operation(
         "post",
         "/v1/conversations",
@@ -52,7 +69,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation("delete", "/v1/conversations/{id}", "Forget a conversation", None, conversations.DeletedConversation),
     Operation("post", "/v1/conversations/{id}/items", "Add items", conversations.ItemsRequest, responses.ItemList),
-    Operation("get", "/v1/conversations/{id}/items", "A conversation's items", None, responses.ItemList),
+    Operation("get", "/v1/conversations/{id}/items", "A conversation's items", None, responses.ItemList, query=PAGE),
     Operation("get", "/v1/conversations/{id}/items/{item}", "One item", None, dict[str, Any]),
     Operation("delete", "/v1/conversations/{id}/items/{item}", "Forget one item", None, conversations.Conversation),
     Operation(
@@ -91,10 +108,10 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("get", "/load", "Requests in flight"),
     Operation("get", "/get_server_info", "Options and engines"),
     Operation("get", "/get_model_info", "The model"),
-    Operation("get", "/admin/stream", "Snapshots for the console", media="text/event-stream"),
+    Operation("get", "/admin/stream", "Snapshots for the console", media="text/event-stream", query=("interval",)),
     Operation("get", "/admin/kernels", "Which kernels run and why"),
-    Operation("get", "/admin/requests", "Requests in flight, or one's timeline"),
-    Operation("get", "/admin/pages", "Owners of cache pages"),
+    Operation("get", "/admin/requests", "Requests in flight, or one's timeline", query=("id",)),
+    Operation("get", "/admin/pages", "Owners of cache pages", query=("bin", "engine")),
     Operation("post", "/admin/log_level", "Set the log level"),
     Operation("post", "/flush_cache", "Empty the prefix cache"),
     Operation("post", "/pause", "Stop taking requests"),
@@ -114,7 +131,7 @@ def document() -> bytes:
         paths.setdefault(op.path, {})[op.method] = _operation(op, schema_of)
     whole = {
         "openapi": "3.1.0",
-        "info": {"title": "tsd", "version": VERSION},
+        "info": {"title": "tsd", "version": sampling.VERSION},
         "paths": paths,
         "components": {
             "schemas": components,
@@ -128,7 +145,7 @@ def document() -> bytes:
 def _operation(op: Operation, schema_of: dict[str, Any]) -> dict[str, Any]:
     content: dict[str, Any] = {op.media: {"schema": schema_of[repr(op.response)] if op.response else {}}}
     if op.stream:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {}
     error = {"description": "A fault", "content": {"application/json": {"schema": schema_of[repr(op.error)]}}}
     found: dict[str, Any] = {
         "summary": op.summary,
@@ -136,9 +153,10 @@ def _operation(op: Operation, schema_of: dict[str, Any]) -> dict[str, Any]:
         "responses": {"200": {"description": "The answer", "content": content}, "4XX": error, "5XX": error},
     }
     names = re.findall(r"{(\w+)}", op.path)
-    if names:
+    if names or op.query:
         found["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+            *({"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names),
+            *({"name": name, "in": "query", "schema": QUERY[name]} for name in op.query),
         ]
     if op.request is not None:
         found["requestBody"] = {

@@ -138,5 +138,5 @@ def response_of(body: ResponsesRequest, job: Job, model: str) -> Response:
         previous_response_id=body.previous_response_id,
         conversation=ConversationId(body.conversation) if isinstance(body.conversation, str) else body.conversation,
         max_tool_calls=body.max_tool_calls,
-        user=body.user,
+        user=msgspec.UNSET if body.user is None else body.user,
     )

@@ -37,6 +37,8 @@ from tsd.api.wire.messages import (
     MessagesTool,
     OutputFormat,
     TokenCount,
+    text_block,
+    tool_block,
 )
 from tsd.api.wire.messages_stream import MessagesStream, messages_failure, messages_usage, stop_of
 
@@ -223,9 +225,9 @@ def _answer(job: Job, model: str) -> MessageAnswer:
     if got.reasoning:
         content.append({"type": "thinking", "thinking": "".join(got.reasoning), "signature": ""})
     if got.content:
-        content.append({"type": "text", "text": got.text})
+        content.append(text_block(got.text))
     for call_id, name, arguments in got.calls:
-        content.append({"type": "tool_use", "id": call_id, "name": name, "input": _input(arguments)})
+        content.append(tool_block(call_id, name, _input(arguments)))
     reason, stop = stop_of(sequence.ending)
     return MessageAnswer(job.public_id, model, content, reason, stop, messages_usage(job))
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from tsd.api.wire.sampling import SamplingFields, Usage
+from tsd.api.wire.sampling import FINGERPRINT, SamplingFields, Usage
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
@@ -156,5 +156,5 @@ class ChatCompletion(msgspec.Struct):
     usage: Usage
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     object: str = "chat.completion"
-    system_fingerprint: str | None = None
+    system_fingerprint: str = FINGERPRINT
     service_tier: str | None = None

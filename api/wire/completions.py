@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from tsd.api.wire.chat import ResponseFormat
-from tsd.api.wire.sampling import SamplingFields, Usage
+from tsd.api.wire.sampling import FINGERPRINT, SamplingFields, Usage
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
@@ -46,4 +46,4 @@ class Completion(msgspec.Struct):
     choices: list[CompletionChoice]
     usage: Usage | None
     object: str = "text_completion"
-    system_fingerprint: str | None = None
+    system_fingerprint: str = FINGERPRINT

@@ -82,6 +82,10 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     output_format: OutputFormat | None = None
 
 
+class ThinkingTokens(msgspec.Struct):
+    thinking_tokens: int
+
+
 class MessagesUsage(msgspec.Struct):
     """`input_tokens` are those that no cache held."""
 
@@ -89,6 +93,11 @@ class MessagesUsage(msgspec.Struct):
     output_tokens: int
     cache_read_input_tokens: int = 0
     cache_creation_input_tokens: int = 0
+    output_tokens_details: ThinkingTokens | None = None
+    cache_creation: None = None
+    server_tool_use: None = None
+    inference_geo: None = None
+    service_tier: str = "standard"
 
 
 class MessageAnswer(msgspec.Struct):
@@ -98,6 +107,8 @@ class MessageAnswer(msgspec.Struct):
     stop_reason: str | None
     stop_sequence: str | None
     usage: MessagesUsage
+    stop_details: None = None
+    container: None = None
     type: str = "message"
     role: str = "assistant"
 
@@ -113,7 +124,16 @@ class MessagesErrorDetail(msgspec.Struct):
 
 class MessagesError(msgspec.Struct):
     error: MessagesErrorDetail
+    request_id: str | None = None
     type: str = "error"
+
+
+def text_block(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text, "citations": None}
+
+
+def tool_block(call_id: str, name: str, value: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call_id, "name": name, "input": value, "caller": {"type": "direct"}}
 
 
 _ERROR_TYPES = {

@@ -10,7 +10,7 @@ from tsd.api.output import CallDelta, Delta, Ending
 from tsd.api.sequence import Sequence
 from tsd.api.sse import encode, named_event
 from tsd.api.streaming import EventStream
-from tsd.api.wire.messages import MessageAnswer, MessagesUsage, messages_error
+from tsd.api.wire.messages import MessageAnswer, MessagesUsage, ThinkingTokens, messages_error, text_block, tool_block
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "abort": "end_turn"}
 
@@ -24,7 +24,8 @@ def stop_of(ending: Ending) -> tuple[str, str | None]:
 
 def messages_usage(job: Job) -> MessagesUsage:
     cached = job.cached_tokens
-    return MessagesUsage(job.prompt_tokens - cached, job.completion_tokens, cached)
+    details = ThinkingTokens(job.reasoning_tokens)
+    return MessagesUsage(job.prompt_tokens - cached, job.completion_tokens, cached, output_tokens_details=details)
 
 
 class MessagesStream:
@@ -52,7 +53,7 @@ class MessagesStream:
             self._add({"type": "thinking_delta", "thinking": delta.reasoning})
         if delta.content:
             if self._open != "text":
-                self._enter("text", {"type": "text", "text": ""})
+                self._enter("text", text_block(""))
                 self._text_head = (
                     b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,'
                     b'"delta":{"type":"text_delta","text":' % self._index
@@ -68,15 +69,14 @@ class MessagesStream:
         self._leave()
         reason, sequence = stop_of(self._ending)
         usage = messages_usage(self._job)
-        delta = {"stop_reason": reason, "stop_sequence": sequence}
+        delta = {"stop_reason": reason, "stop_sequence": sequence, "stop_details": None, "container": None}
         return named_event("message_delta", {"type": "message_delta", "delta": delta, "usage": usage}) + named_event(
             "message_stop", {"type": "message_stop"}
         )
 
     def _call(self, call: CallDelta) -> None:
         if call.id:
-            block = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
-            self._enter("tool_use", block, again=True)
+            self._enter("tool_use", tool_block(call.id, call.name, {}), again=True)
         if call.arguments:
             self._add({"type": "input_json_delta", "partial_json": call.arguments})
 

@@ -137,8 +137,8 @@ class Response(msgspec.Struct):
     previous_response_id: str | None = None
     conversation: ConversationId | None = None
     max_tool_calls: int | None = None
-    user: str | None = None
-    usage: ResponseUsage | None = None
+    user: str | msgspec.UnsetType = msgspec.UNSET
+    usage: ResponseUsage | msgspec.UnsetType = msgspec.UNSET
     error: ResponseError | None = None
     incomplete_details: IncompleteDetails | None = None
     truncation: str = "disabled"

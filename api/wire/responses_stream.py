@@ -26,6 +26,9 @@ from tsd.api.wire.responses import (
     ResponseUsage,
 )
 
+_ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
+"""The dialect knows few."""
+
 
 def response_usage(job: Job) -> ResponseUsage:
     prompt, output = job.prompt_tokens, job.completion_tokens
@@ -101,7 +104,7 @@ class ResponseBuilder:
 
     def failed(self, error: ApiError) -> bytes:
         self.response.status = "failed"
-        self.response.error = ResponseError(error.code or "server_error", error.message)
+        self.response.error = ResponseError(_ERROR_CODES.get(error.status, "server_error"), error.message)
         return self._event("response.failed", response=self.response)
 
     def _call(self, call: CallDelta) -> None:

@@ -6,6 +6,9 @@ from typing import Any
 
 import msgspec
 
+VERSION = "0.1.0"
+FINGERPRINT = f"tsd-{VERSION}"
+
 
 class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: bool | None = None

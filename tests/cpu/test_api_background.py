@@ -115,7 +115,7 @@ def test_a_background_failure_is_told(tmp_path: Path) -> None:
             await until(lambda: server.engine.seen)
             await asyncio.sleep(0.05)
             _, got = await server.get(f"{ROUTE}/{made['id']}")
-            assert got["status"] == "failed" and got["error"]["code"] == "queue_full"
+            assert got["status"] == "failed" and got["error"]["code"] == "rate_limit_exceeded"
 
     run_async(test, debug=True)
 
