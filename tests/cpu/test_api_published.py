@@ -90,7 +90,7 @@ def test_chat_and_completions(tmp_path: Path) -> None:
                 stream = {**body, "stream": True, "stream_options": {"include_usage": True}}
                 for event in (await server.events("/v1/chat/completions", stream))[:-1]:
                     check("CreateChatCompletionStreamResponse", without_nulls(event))
-            body = {"model": "test", "prompt": "x", "logprobs": 2, "echo": True}
+            body = {"model": "test", "prompt": "x", "logprobs": 2}
             check("CreateCompletionResponse", await post(server, "/v1/completions", body))
             for event in (await server.events("/v1/completions", {**body, "stream": True}))[:-1]:
                 check("CreateCompletionResponse", without_nulls(event))
