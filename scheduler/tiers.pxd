@@ -15,6 +15,7 @@ cdef class Tiers:
     cdef int threshold
     cdef dict transfers
     cdef list pending
+    cdef set announced
     cdef int64_t next_move
     cdef int device_moves
     cdef Transfer begin(self, str kind, int size)

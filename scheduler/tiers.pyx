@@ -11,7 +11,7 @@ import numpy as np
 
 from tsd.cache.fence cimport Fence
 from tsd.cache.hashing cimport tsd_key
-from tsd.cache.index cimport TIER_HOST, Node, PrefixIndex
+from tsd.cache.index cimport TIER_DISK, TIER_HOST, Node, PrefixIndex
 from tsd.cache.pool cimport PAGE_ACTIVE, PAGE_IN_FLIGHT, PagePool
 from tsd.scheduler.transfer cimport Transfer
 
@@ -34,6 +34,7 @@ cdef class Tiers:
         self.threshold = threshold
         self.transfers = {}
         self.pending = []
+        self.announced = set()
 
     cdef Transfer begin(self, str kind, int size):
         """A new transfer; `ship` puts it into the next plan."""
@@ -47,8 +48,13 @@ cdef class Tiers:
         return 0
 
     cdef int discard(self, list keys) except -1:
-        """Has the disk blocks of these keys deleted."""
+        """Has the disk blocks of these keys deleted, and routers told of those that they had been told of."""
         cdef Transfer gone
+        if self.announced:
+            for key in keys:
+                if key in self.announced:
+                    self.announced.remove(key)
+                    self.index.changes.append((TIER_DISK, False, key, None, b""))
         if keys:
             gone = self.begin("discard", 0)
             gone.keys = keys
@@ -212,7 +218,13 @@ cdef class Tiers:
         return 0
 
     cdef int stored(self, Transfer t, bint ok) except -1:
+        """A write to the disk landed or failed. Its blocks are announced; those of an earlier process are not: their ids
+        are not known."""
         cdef int i
+        if ok and self.index.record:
+            for i in range(t.count):
+                self.index.tell(t.nodes[i], TIER_DISK, True)
+                self.announced.add(t.keys[i])
         for i in range(t.count - 1, -1, -1):
             self.disk.stored(t.keys[i], ok)
             self.index.unpin(t.nodes[i])

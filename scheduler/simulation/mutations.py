@@ -145,6 +145,22 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant("lost host page not withdrawn", INDEX, "        self.tell(n, TIER_HOST, False)\n", ""),
     Mutant("page that came to the host not announced", TIERS, "self.index.tell(t.nodes[i], TIER_HOST, True)", "pass"),
+    Mutant("lost disk block not withdrawn", TIERS, "                    self.announced.remove(key)\n", ""),
+    Mutant(
+        "unread disk block left where it is",
+        TIERS,
+        "                    self.disk.drop(t.keys[i])\n                    self.discard([t.keys[i]])\n",
+        "                    self.disk.drop(t.keys[i])\n",
+    ),
+    Mutant(
+        "blocks that make room left on the disk", TIERS, "            discard.extend(evicted)\n", "            pass\n"
+    ),
+    Mutant(
+        "surplus of a smaller disk kept",
+        CORE,
+        "self.tiers.discard([key for key in keys if key not in self.tiers.disk])",
+        "pass",
+    ),
     Mutant("host child not counted off", INDEX, "self.nodes[node.parent].host_children -= 1", "pass"),
     Mutant(
         "page key without its parent's",
