@@ -155,11 +155,12 @@ class Mover:
                 return self._prefetch(move)
             case "store":
                 assert self._disk is not None
-                sound = [
-                    self._disk.write(key, [self._host.block(int(page))])
-                    for key, page in zip(move.keys, move.sources, strict=True)
-                ]
-                return MoveDone(move.move_id, all(sound))
+                for key, page in zip(move.keys, move.sources, strict=True):
+                    if not self._disk.write(key, [self._host.block(int(page))]):
+                        # The scheduler counts nothing of a move that failed: none of its blocks may keep its room.
+                        self._disk.discard(move.keys)
+                        return MoveDone(move.move_id, False)
+                return MoveDone(move.move_id, True)
             case "discard":
                 assert self._disk is not None
                 self._disk.discard(move.keys)

@@ -5,12 +5,12 @@ page is used by two copies at once. Knows nothing about why a page moves.
 """
 
 cimport numpy as cnp
-from libc.stdint cimport int32_t
+from libc.stdint cimport int32_t, int64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memcpy
 
 from tsd.scheduler.simulation.dice cimport Dice
-from tsd.scheduler.simulation.executor cimport Executor
+from tsd.scheduler.simulation.executor cimport POISON, Executor
 
 from tsd.scheduler.simulation.violation import Violation
 from tsd.scheduler.types import LayersLanded, MoveDone
@@ -21,10 +21,7 @@ cdef dict KINDS = {"write_back": WRITE_BACK, "load_back": LOAD_BACK, "store": ST
 
 
 cdef class Copy:
-    """A move on its way; `before` is what its sources held when it began.
-
-    `begun`: a load-back whose first layers were told of; then `sound` says whether the rest will come.
-    """
+    """A move on its way; `before` is what its sources held when it started. `told`: its first layers were reported."""
 
 
 cdef class Copies:
@@ -37,13 +34,14 @@ cdef class Copies:
         self.max_delay = knobs.max_delay
         self.chance_fail = knobs.fail_move
         self.chance_rot = knobs.rot
-        self.chance_early = knobs.early_load
+        self.chance_layers = knobs.layers
         self.host = <int32_t*>calloc(config.host_pages * self.page_size + 1, sizeof(int32_t))
         self.host_readers = <int32_t*>calloc(config.host_pages + 1, sizeof(int32_t))
         self.host_writers = <int32_t*>calloc(config.host_pages + 1, sizeof(int32_t))
         if self.host == NULL or self.host_readers == NULL or self.host_writers == NULL:
             raise MemoryError()
         self.moving = []
+        self.on_their_way = set()
         self.disk = disk
         self.contents = {}
 
@@ -56,12 +54,15 @@ cdef class Copies:
         """What a host page holds."""
         return (<char*>(self.host + page * self.page_size))[: self.page_size * 4]
 
-    cdef int begin(self, object move) except -1:
+    cdef int begin(self, object move, int64_t step) except -1:
+        """A plan orders the move: from now on its pages are its own. It starts when the steps before `step` have run."""
         cdef Copy copy = Copy()
         cdef Executor executor = self.executor
         cdef cnp.ndarray sources = move.sources, targets = move.targets
         cdef int i, source, target
         copy.move = move
+        copy.move_id = move.move_id
+        copy.step = step
         copy.kind = KINDS[move.kind]
         copy.count = sources.shape[0]
         copy.sources = <int32_t*>cnp.PyArray_DATA(sources)
@@ -73,19 +74,14 @@ cdef class Copies:
             source = copy.sources[i]
             target = copy.targets[i]
             if copy.kind == WRITE_BACK:
-                held = executor.content(source)
-                if self.contents.setdefault(copy.keys[i], held) != held:
-                    raise Violation(f"two contents for one key, in page {source}")
-                copy.before.append(held)
                 executor.copies[source] += 1
                 self.lock(target, True)
             elif copy.kind == LOAD_BACK:
-                if executor.readers[target] or executor.copies[target]:
+                if executor.readers[target] or executor.copies[target] or executor.loading[target] >= 0:
                     raise Violation(f"page {target} is the target of a copy and in use")
-                executor.copies[target] += 1
+                executor.loading[target] = copy.move_id
                 self.lock(source, False)
             elif copy.kind == STORE:
-                copy.before.append(self.content(source))
                 self.lock(source, False)
             elif copy.kind == PREFETCH:
                 self.lock(target, True)
@@ -93,6 +89,21 @@ cdef class Copies:
             for key in copy.keys:
                 self.disk.pop(key, None)
         self.moving.append(copy)
+        self.on_their_way.add(copy.move_id)
+        return 0
+
+    cdef int start(self, Copy copy) except -1:
+        """What the sources hold now must be what arrives."""
+        cdef int i
+        copy.started = True
+        for i in range(copy.count):
+            if copy.kind == WRITE_BACK:
+                held = self.executor.content(copy.sources[i])
+                if self.contents.setdefault(copy.keys[i], held) != held:
+                    raise Violation(f"two contents for one key, in page {copy.sources[i]}")
+                copy.before.append(held)
+            elif copy.kind == STORE:
+                copy.before.append(self.content(copy.sources[i]))
         return 0
 
     cdef int lock(self, int page, bint write) except -1:
@@ -105,54 +116,28 @@ cdef class Copies:
         return 0
 
     cdef object step(self):
-        """Time passes for all; perhaps one ends, or brings its first layers: what the scheduler is told, or None."""
-        cdef int i = self.dice.draw(len(self.moving))
+        """Time passes for all; perhaps something is to be told of one: a MoveDone, a LayersLanded, or None."""
+        cdef int i
         cdef Copy copy
         for copy in self.moving:
-            copy.delay -= 1
+            if copy.started:
+                copy.delay -= 1
+            elif copy.kind > LOAD_BACK or self.executor.idle_before(copy.step):
+                self.start(copy)
+            if copy.kind == LOAD_BACK and copy.started and not copy.told and self.dice.luck(self.chance_layers):
+                copy.told = True
+                return LayersLanded(copy.move_id)
+        i = self.dice.draw(len(self.moving))
         copy = <Copy>self.moving[i]
-        if copy.kind == LOAD_BACK and not copy.begun and self.dice.luck(self.chance_early):
-            copy.begun = True
-            copy.sound = not self.dice.luck(self.chance_fail)
-            return LayersLanded(copy.move.move_id)
-        if copy.delay > 0:
+        if copy.delay > 0 or not copy.started:
             return None
         del self.moving[i]
+        self.on_their_way.discard(copy.move_id)
         return self.end(copy)
-
-    cdef Copy find(self, object move_id):
-        cdef Copy copy
-        for copy in self.moving:
-            if copy.move.move_id == move_id:
-                return copy
-        return None
-
-    cdef bint under_way(self, tuple moves):
-        """Whether a step that waits for these load-backs must not land yet."""
-        for move_id in moves:
-            if self.find(move_id) is not None:
-                return True
-        return False
-
-    cdef int bring(self, tuple moves) except -1:
-        """A step that waits is launched: it will read what these load-backs bring, some of it only where one fails."""
-        cdef Copy copy
-        cdef int i, size = self.page_size
-        for move_id in moves:
-            copy = self.find(move_id)
-            if copy is None or not copy.begun:
-                raise Violation(f"a step waits for move {move_id}, which is not under way")
-            for i in range(copy.count if copy.sound else self.dice.draw(copy.count)):
-                memcpy(
-                    self.executor.device + copy.targets[i] * size,
-                    self.host + copy.sources[i] * size,
-                    size * sizeof(int32_t),
-                )
-        return 0
 
     cdef object end(self, Copy copy):
         cdef int i, done, good = -1
-        cdef bint ok = copy.sound if copy.begun else not self.dice.luck(self.chance_fail)
+        cdef bint ok = not self.dice.luck(self.chance_fail)
         done = copy.count if ok else 0
         if copy.kind == PREFETCH and ok:
             good = 0
@@ -173,7 +158,7 @@ cdef class Copies:
     cdef int end_page(self, Copy copy, int i, bint done) except -1:
         """The i-th page of a move was copied, or not."""
         cdef Executor executor = self.executor
-        cdef int size = self.page_size
+        cdef int k, size = self.page_size
         cdef size_t width = size * sizeof(int32_t)
         cdef int source = copy.sources[i], target = copy.targets[i]
         if copy.kind == WRITE_BACK:
@@ -184,10 +169,13 @@ cdef class Copies:
             if done:
                 memcpy(self.host + target * size, executor.device + source * size, width)
         elif copy.kind == LOAD_BACK:
-            executor.copies[target] -= 1
+            executor.loading[target] = -1
             self.host_readers[source] -= 1
             if done:
                 memcpy(executor.device + target * size, self.host + source * size, width)
+            else:
+                for k in range(size):
+                    executor.device[target * size + k] = POISON
         elif copy.kind == STORE:
             if memcmp(self.host + source * size, <char*>(<bytes>copy.before[i]), width) != 0:
                 raise Violation(f"host page {source} changed under a copy")
@@ -205,9 +193,10 @@ cdef class Copies:
         cdef Copy copy
         cdef int i
         for copy in self.moving:
-            if copy.kind == STORE and not self.disk_full:
+            if copy.kind == STORE and copy.started and not self.disk_full:
                 for i in range(copy.count):
                     if self.dice.luck(512):
                         self.disk[copy.keys[i]] = copy.before[i]
         self.moving.clear()
+        self.on_their_way.clear()
         return 0

@@ -2,9 +2,10 @@
 
 Owns the device's pages, the page tables and the steps in flight. A row writes its tokens' cells into its pages and reads
 its whole history back from them, so a wrong page, a stale one or one given away too early shows in the sampled token.
+Steps are checked when they are launched and executed in that order, each once the copies it waits for are done.
 
 A page that a launched step reads may be written by nobody else before that step lands; the source of a copy may not
-change and its target may not be used while it is on its way (`copies` counts those).
+change (`copies` counts those), and its target may be read only by steps that wait for it (`loading` names it).
 """
 
 cimport numpy as cnp
@@ -18,10 +19,6 @@ from tsd.scheduler.simulation.oracle cimport Oracle, Record, next_cell
 from tsd.scheduler.simulation.violation import Violation
 
 cnp.import_array()
-
-cdef enum:
-    POISON = -7
-
 
 cdef class Flight:
     """One launched step: its rows, what they sampled, and the pages they read."""
@@ -70,19 +67,23 @@ cdef class Executor:
         self.reader = <int64_t*>calloc(self.num_pages, sizeof(int64_t))
         self.dirty = <uint8_t*>calloc(self.num_pages, 1)
         self.copies = <int32_t*>calloc(self.num_pages, sizeof(int32_t))
+        self.loading = <int64_t*>calloc(self.num_pages, sizeof(int64_t))
         if (
             self.device == NULL or self.table == NULL or self.cell_step == NULL or self.slot_req == NULL
             or self.slot_last == NULL or self.slot_kv == NULL or self.readers == NULL or self.reader == NULL
-            or self.dirty == NULL or self.copies == NULL
+            or self.dirty == NULL or self.copies == NULL or self.loading == NULL
         ):
             raise MemoryError()
         for i in range(self.num_pages * self.page_size):
             self.device[i] = POISON
+        for i in range(self.num_pages):
+            self.loading[i] = -1
         for i in range(self.max_slots):
             self.slot_req[i] = -1
         for i in range(cells):
             self.cell_step[i] = -1
             self.table[i] = -1
+        self.awaited = set()
         self.flights = []
         self.spare = []
 
@@ -97,6 +98,7 @@ cdef class Executor:
         free(self.reader)
         free(self.dirty)
         free(self.copies)
+        free(self.loading)
 
     # ---- launch
 
@@ -146,15 +148,14 @@ cdef class Executor:
         self.slot_kv[slot] = admission.num_cached
         return 0
 
-    cdef int run(self, object plan) except -1:
-        """Launches the plan's rows."""
+    cdef int launch(self, object plan) except -1:
+        """Takes in the plan's rows as they are now; `execute` runs them."""
         cdef cnp.ndarray aslots = plan.slots, astarts = plan.starts, acounts = plan.counts
         cdef cnp.ndarray asamples = plan.samples, aprefill = plan.prefill_tokens
         cdef int32_t* slots = <int32_t*>cnp.PyArray_DATA(aslots)
         cdef int32_t* starts = <int32_t*>cnp.PyArray_DATA(astarts)
         cdef int32_t* counts = <int32_t*>cnp.PyArray_DATA(acounts)
         cdef uint8_t* samples = <uint8_t*>cnp.PyArray_DATA(asamples)
-        cdef int32_t* prefill = <int32_t*>cnp.PyArray_DATA(aprefill)
         cdef int row, at = 0, rows = plan.num_rows, decode = plan.num_decode
         cdef Flight flight
         if self.spare:
@@ -164,30 +165,29 @@ cdef class Executor:
         flight.step = plan.step
         flight.rows = rows
         flight.num_pages = 0
+        flight.executed = False
         flight.plan = plan
+        flight.waits = plan.waits
+        if flight.waits:
+            self.awaited.update(flight.waits)
         if rows > self.max_slots or plan.num_tokens > max(self.config.chunked_prefill_size, decode):
             raise Violation(f"step {plan.step} has {rows} rows and {plan.num_tokens} tokens")
         for row in range(rows):
-            if row < decode:
-                if counts[row] != 1 or not samples[row]:
-                    raise Violation("a decode row is not one sampled token")
-                self.run_row(flight, row, slots[row], starts[row], 1, &self.slot_last[slots[row]], True)
-            else:
-                self.run_row(flight, row, slots[row], starts[row], counts[row], prefill + at, samples[row])
+            if row >= decode:
                 at += counts[row]
+            elif counts[row] != 1 or not samples[row]:
+                raise Violation("a decode row is not one sampled token")
+            self.launch_row(flight, row, slots[row], starts[row], counts[row], samples[row])
         if at != aprefill.shape[0] or plan.num_tokens != at + decode:
             raise Violation(f"step {plan.step} counts its tokens wrongly")
         self.flights.append(flight)
         return 0
 
-    cdef int run_row(
-        self, Flight flight, int row, int slot, int start, int count, int32_t* ids, bint sample
-    ) except -1:
-        """Writes the row's tokens into its pages and notes which pages it reads."""
+    cdef int launch_row(self, Flight flight, int row, int slot, int start, int count, bint sample) except -1:
+        """Checks what the row writes and reads, and notes its pages."""
         cdef int64_t owner = self.slot_req[slot]
         cdef int32_t* table = self.table + slot * self.max_pages
-        cdef int position, page, k, end = start + count, size = self.page_size
-        cdef int32_t cell
+        cdef int page, k, end = start + count, size = self.page_size
         cdef Record* record
         if owner < 0:
             raise Violation(f"slot {slot} runs and belongs to nobody")
@@ -197,24 +197,11 @@ cdef class Executor:
         if start != self.slot_kv[slot]:
             raise Violation(f"request {owner} runs from {start}; {self.slot_kv[slot]} positions are computed")
         self.slot_kv[slot] = end
-        cell = record.salt
-        if start:
-            cell = self.device[table[(start - 1) // size] * size + (start - 1) % size]
-        for position in range(start, end):
-            page = table[position // size]
-            if position == start or position % size == 0:
-                if page < 0:
-                    raise Violation(f"request {owner} has no page for position {position}")
-                if self.readers[page] and self.reader[page] != owner:
-                    raise Violation(f"page {page} is written for {owner} while a launched step reads it for another")
-                if self.copies[page]:
-                    raise Violation(f"page {page} is written for {owner} while a copy is on its way")
-                if self.dirty[page]:
-                    raise Violation(f"page {page} holds a failed row's leavings")
-            cell = next_cell(cell, ids[position - start])
-            self.device[page * size + position % size] = cell
+        self.check_writes(owner, table, start, end)
         for k in range((end + size - 1) // size):
             page = table[k]
+            if self.loading[page] >= 0:
+                self.check_reads(flight, owner, page)
             if self.readers[page] == 0:
                 self.reader[page] = owner
             elif self.reader[page] != owner:
@@ -224,18 +211,86 @@ cdef class Executor:
             flight.num_pages += 1
         flight.ids[row] = owner
         flight.samples[row] = sample
-        if sample:
-            self.sample(flight, row, slot, end)
         return 0
 
-    cdef int sample(self, Flight flight, int row, int slot, int end) except -1:
-        """The row's token, from all `end` cells of its history as its pages hold them."""
-        cdef int32_t* table = self.table + slot * self.max_pages
+    cdef int check_writes(self, int64_t owner, int32_t* table, int start, int end) except -1:
+        """The pages of positions [start, end) are the request's alone and clean."""
+        cdef int k, page, size = self.page_size
+        for k in range(start // size, (end - 1) // size + 1):
+            page = table[k]
+            if page < 0:
+                raise Violation(f"request {owner} has no page for position {k * size}")
+            if self.readers[page] and self.reader[page] != owner:
+                raise Violation(f"page {page} is written for {owner} while a launched step reads it for another")
+            if self.copies[page] or self.loading[page] >= 0:
+                raise Violation(f"page {page} is written for {owner} while a copy is on its way")
+            if self.dirty[page]:
+                raise Violation(f"page {page} holds a failed row's leavings")
+        return 0
+
+    cdef int check_reads(self, Flight flight, int64_t owner, int page) except -1:
+        """A page that is still being filled is read only by a step that waits for it, or runs behind one that does."""
+        if self.loading[page] not in self.awaited:
+            raise Violation(f"page {page} is read for {owner} in step {flight.step} before it is loaded")
+        return 0
+
+    cdef int execute(self, set moves_on_their_way) except -1:
+        """Runs the launched steps in order, up to the first that waits for a copy."""
+        cdef Flight flight
+        for flight in self.flights:
+            if flight.executed:
+                continue
+            if flight.waits and not moves_on_their_way.isdisjoint(flight.waits):
+                return 0
+            self.execute_step(flight)
+            flight.executed = True
+            if flight.waits:
+                self.awaited.difference_update(flight.waits)
+        return 0
+
+    cdef int execute_step(self, Flight flight) except -1:
+        cdef object plan = flight.plan
+        cdef cnp.ndarray aslots = plan.slots, astarts = plan.starts, acounts = plan.counts
+        cdef cnp.ndarray aprefill = plan.prefill_tokens
+        cdef int32_t* counts = <int32_t*>cnp.PyArray_DATA(acounts)
+        cdef int32_t* prefill = <int32_t*>cnp.PyArray_DATA(aprefill)
+        cdef int32_t* pages = flight.pages
+        cdef int row, slot, start, at = 0, decode = plan.num_decode
+        for row in range(flight.rows):
+            slot = (<int32_t*>cnp.PyArray_DATA(aslots))[row]
+            start = (<int32_t*>cnp.PyArray_DATA(astarts))[row]
+            if row < decode:
+                self.execute_row(flight, row, slot, start, 1, pages, &self.slot_last[slot])
+            else:
+                self.execute_row(flight, row, slot, start, counts[row], pages, prefill + at)
+                at += counts[row]
+            pages += (start + counts[row] + self.page_size - 1) // self.page_size
+        return 0
+
+    cdef int execute_row(
+        self, Flight flight, int row, int slot, int start, int count, int32_t* pages, int32_t* ids
+    ) except -1:
+        """Writes the cells of the row's tokens; the sampled one comes from all cells of its history as its pages hold them.
+
+        The request may have ended since the launch; what it writes and samples then is nobody's.
+        """
+        cdef int position, k, offset, end = start + count, size = self.page_size
+        cdef int32_t cell = 1
         cdef int32_t* held
-        cdef int k, offset, position = 0, size = self.page_size
         cdef uint64_t h = 0
+        cdef Record* record = self.oracle.recall(flight.ids[row])
+        if record != NULL:
+            cell = record.salt
+        if start:
+            cell = self.device[pages[(start - 1) // size] * size + (start - 1) % size]
+        for position in range(start, end):
+            cell = next_cell(cell, ids[position - start])
+            self.device[pages[position // size] * size + position % size] = cell
+        if not flight.samples[row]:
+            return 0
+        position = 0
         for k in range((end + size - 1) // size):
-            held = self.device + table[k] * size
+            held = self.device + pages[k] * size
             for offset in range(min(size, end - position)):
                 h += <uint64_t>held[offset] * self.oracle.weights[position + offset]
             position += size
@@ -243,7 +298,21 @@ cdef class Executor:
         self.slot_last[slot] = flight.tokens[row]
         return 0
 
+    cdef bint idle_before(self, int64_t step) noexcept:
+        """Whether every step launched before this one has been executed."""
+        cdef Flight flight
+        for flight in self.flights:
+            if flight.step >= step:
+                break
+            if not flight.executed:
+                return False
+        return True
+
     # ---- landing
+
+    cdef bint may_land(self) noexcept:
+        """Whether the oldest step in flight has been executed."""
+        return len(self.flights) > 0 and (<Flight>self.flights[0]).executed
 
     cdef Flight land(self):
         """The oldest step in flight is done: its pages are read no more. The caller gives it back by `deliver`."""

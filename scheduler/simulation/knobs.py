@@ -18,9 +18,9 @@ class Knobs:
     fail_row: int = 2
     fail_move: int = 32
     rot: int = 16
-    early_load: int = 256
-    """That a load-back tells of its first layers before it is done."""
     land: int = 600
+    layers: int = 256
+    """That a load-back which is not done reports its first layers."""
     too_long: int = 8
     salt: int = 64
     priority: int = 128

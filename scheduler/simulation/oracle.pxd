@@ -33,6 +33,7 @@ cdef class Oracle:
     cdef int longest, vocab
     cdef bint has_room(self, int64_t request_id) noexcept
     cdef int open(self, object spec, list tokens) except -1
+    cdef Record* recall(self, int64_t request_id) noexcept
     cdef Record* peek(self, int64_t request_id) noexcept
     cdef Record* find(self, int64_t request_id) except NULL
     cdef void extend(self, Record* record, int token) noexcept

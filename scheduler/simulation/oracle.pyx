@@ -76,6 +76,11 @@ cdef class Oracle:
         self.live.append(request_id)
         return 0
 
+    cdef Record* recall(self, int64_t request_id) noexcept:
+        """The record of a request that may have ended; NULL when its place has been taken."""
+        cdef Record* record = &self.records[request_id % MAX_RECORDS]
+        return record if record.id == request_id else NULL
+
     cdef Record* peek(self, int64_t request_id) noexcept:
         """The record of a live request, or NULL."""
         cdef Record* record = &self.records[request_id % MAX_RECORDS]

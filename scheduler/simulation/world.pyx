@@ -12,7 +12,7 @@ from tsd.scheduler.simulation.dice cimport Dice
 from tsd.scheduler.simulation.executor cimport Executor, Flight
 from tsd.scheduler.simulation.oracle cimport Oracle, Record
 
-from tsd.scheduler.simulation.faults import Faults
+from tsd.scheduler.simulation.faults import NEVER, Faults
 from tsd.scheduler.simulation.subscriber import Subscriber
 from tsd.scheduler.simulation.violation import Violation
 from tsd.scheduler.types import StepLanded
@@ -113,6 +113,7 @@ cdef class World:
             done = self.copies.step()
             if done is not None:
                 self.scheduler.advance(done, self.now)
+                self.executor.execute(self.copies.on_their_way)
                 self.idle = 0
         plan = self.scheduler.next_plan(self.now)
         if self.deadlines:
@@ -120,7 +121,7 @@ cdef class World:
             self.oracle.check_deadlines(self.now)
         if plan is not None:
             self.launch(plan)
-        if self.executor.flights and (plan is None or self.dice.luck(self.chance_land)) and not self.held_up():
+        if self.executor.may_land() and (plan is None or self.dice.luck(self.chance_land)):
             self.land()
         self.idle += 1
         if self.idle > self.patience and self.oracle.live:
@@ -131,18 +132,12 @@ cdef class World:
                 self.subscriber.hear(self.scheduler.take_kv_events())
         return 0
 
-    cdef bint held_up(self):
-        """The oldest step waits for layers that are not there yet."""
-        cdef tuple waits = (<Flight>self.executor.flights[0]).plan.waits
-        return bool(waits) and self.copies.under_way(waits)
-
     cdef int launch(self, object plan) except -1:
         self.executor.change_tables(plan)
         for move in plan.moves:
-            self.copies.begin(move)
-        if plan.waits:
-            self.copies.bring(plan.waits)
-        self.executor.run(plan)
+            self.copies.begin(move, plan.step)
+        self.executor.launch(plan)
+        self.executor.execute(self.copies.on_their_way)
         self.step += 1
         if plan.num_rows:
             self.idle = 0
@@ -187,6 +182,8 @@ cdef class World:
         self.come_to_rest()
         if self.oracle.live:
             raise Violation(f"requests {self.oracle.live[:5]} never ended")
+        # From here on nothing befalls it any more.
+        self.soonest = NEVER
         self.scheduler.withhold(0, 0)
         self.scheduler.integrity()
         blocks = dict(self.copies.disk)

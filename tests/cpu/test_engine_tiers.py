@@ -14,6 +14,7 @@ from support.engine import EngineUnderTest, Stream, run_engine
 from support.tiers import check_all_tiers_agree, count_waits, push_out, split_loads
 from support.tiny import tiny_model
 
+from tsd.cache.disk import DiskStore
 from tsd.engine.config import EngineConfig
 from tsd.engine.errors import StartError
 from tsd.engine.tiers import Mover
@@ -161,6 +162,32 @@ def test_a_rotten_block_is_a_miss(config: EngineConfig, tmp_path: Path) -> None:
         raw[len(raw) // 2] ^= 1
         block.write_bytes(raw)
     assert run_engine(on_disk, body) == cold
+
+
+def test_a_disk_that_refuses_blocks_holds_only_what_is_counted(
+    config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It fills up, has room again, and fills up once more, while requests run."""
+    writes = 0
+    write = DiskStore.write
+
+    def sometimes(self: DiskStore, key: bytes, parts: Sequence[memoryview]) -> bool:
+        nonlocal writes
+        writes += 1
+        return writes % 7 not in (0, 3) and write(self, key, parts)
+
+    monkeypatch.setattr(DiskStore, "write", sometimes)
+
+    async def body(engine: EngineUnderTest) -> int:
+        for i in range(6):
+            await engine.generate(prompt(i, 90), 4)
+        await engine.settle()
+        engine.check_nothing_held()
+        return int(engine.engine.snapshot()["tiers"]["disk"]["cached"])
+
+    counted = run_engine(replace(config, disk_cache_dir=str(tmp_path / "kv"), disk_cache_gb=0.1), body)
+    blocks = [file for file in (tmp_path / "kv").rglob("*") if file.is_file() and file.stat().st_size > 1000]
+    assert len(blocks) == counted > 0 and writes > counted
 
 
 def test_kv_events_tell_of_stored_pages(config: EngineConfig) -> None:
