@@ -113,7 +113,7 @@ async def _answer(front: Front, keys: Keys, request: web.Request, handler: Handl
     if front.group is not None and not came_from_a_front(request):
         other = front.group.answers_for(request)
         if other is not None:
-            return await front.group.forward(request, other)
+            return await front.forward(request, other)
     return await handler(request)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import TypeVar
 
 import msgspec
@@ -52,12 +52,18 @@ async def read_body(request: web.Request, limits: Limits) -> bytes:
         raise TooLarge(f"the body is over the limit of {limits.body_bytes} bytes") from error
 
 
-async def read_json(request: web.Request, kind: type[T], limits: Limits) -> T:
+@contextlib.asynccontextmanager
+async def held_body(request: web.Request, limits: Limits) -> AsyncIterator[bytes]:
+    """The body, counted in what bodies may take together for as long as it is worked on."""
     size = request.content_length
     check_body_size(size, limits)
-    grows = size is None or "Content-Encoding" in request.headers
-    with request.app[BODIES].hold(limits.body_bytes if grows or size is None else size):
-        body = await read_body(request, limits)
+    grows = request.body_exists and (size is None or "Content-Encoding" in request.headers)
+    with request.app[BODIES].hold(limits.body_bytes if grows else size or 0):
+        yield await read_body(request, limits)
+
+
+async def read_json(request: web.Request, kind: type[T], limits: Limits) -> T:
+    async with held_body(request, limits) as body:
         if len(body) > _OFF_LOOP:
             return await asyncio.get_running_loop().run_in_executor(None, decode, body, kind, limits)
         return decode(body, kind, limits)

@@ -17,6 +17,7 @@ from typing import NamedTuple, TypeVar
 from aiohttp import web
 
 from tsd.api.auth import CALLER
+from tsd.api.body import held_body
 from tsd.api.conversations import ConversationStore
 from tsd.api.errors import ApiError, ContextLength, EngineFault, InvalidRequest, NotFound, Unavailable
 from tsd.api.figures import EngineLoad, FrontFigures
@@ -210,7 +211,13 @@ class Front:
         if self.group is None or not name or came_from_a_front(request):
             return None
         owner = self.group.owner(name)
-        return None if owner is None else await self.group.forward(request, owner)
+        return None if owner is None else await self.forward(request, owner)
+
+    async def forward(self, request: web.Request, to: int) -> web.StreamResponse:
+        """The answer of another front."""
+        assert self.group is not None
+        async with held_body(request, self.options.limits) as body:
+            return await self.group.forward(request, to, body)
 
     def figures(self) -> FrontFigures:
         figures = self.metrics.figures()

@@ -17,16 +17,15 @@ _TO_OWNER = _ONE_HOP | {"content-length", "content-encoding", "accept-encoding",
 
 
 class Forwarder:
-    """`path_of` gives the Unix socket of a front."""
+    """Bodies are the caller's to read, within its limits. `path_of` gives the Unix socket of a front."""
 
     def __init__(self, path_of: Callable[[int], str]) -> None:
         self._path_of = path_of
         self._sessions: dict[int, aiohttp.ClientSession] = {}
 
-    async def send(self, request: web.Request, to: int) -> web.StreamResponse:
+    async def send(self, request: web.Request, to: int, body: bytes) -> web.StreamResponse:
         """Raises Unavailable where that front does not answer. A client that leaves ends the request there too."""
         headers = [(name, value) for name, value in request.headers.items() if name.lower() not in _TO_OWNER]
-        body = await request.read()
         try:
             async with self._session(to).request(
                 request.method, request.rel_url, headers=headers, data=body or None, allow_redirects=False

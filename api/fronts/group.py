@@ -69,8 +69,8 @@ class Group:
         """None also for a front that does not exist: the id is then unknown here as it is everywhere."""
         return None if front is None or front == self.number or front >= self.count else front
 
-    async def forward(self, request: web.Request, to: int) -> web.StreamResponse:
-        return await self._forwarder.send(request, to)
+    async def forward(self, request: web.Request, to: int, body: bytes) -> web.StreamResponse:
+        return await self._forwarder.send(request, to, body)
 
     async def close(self) -> None:
         await self._forwarder.close()

@@ -33,7 +33,8 @@ def start(model: str, *more: str) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def server(model: str) -> Iterator[ServerProcess]:
-    with running_server(*start(model, "--max-queued-requests", "4", "--max-num-seqs", "2")) as running:
+    small = ("--max-queued-requests", "4", "--max-num-seqs", "2", "--limit", "body-bytes=200000")
+    with running_server(*start(model, *small)) as running:
         running.wait_ready()
         yield running
 
@@ -179,6 +180,16 @@ def test_kept_items_and_background_work_are_found_from_any_front(server: ServerP
         assert status in (200, 400), found
     ended = {found["status"] for _, found in asked_of_both(server, "GET", f"/v1/responses/{running['id']}")}
     assert len(ended) == 1 and ended <= {"cancelled", "completed", "incomplete"}
+
+
+def test_what_is_sent_on_keeps_to_the_limits(server: ServerProcess) -> None:
+    _, kept = server.request("POST", "/v1/conversations", {})
+    path = f"/v1/conversations/{kept['id']}/items"
+    for size, expected in ((1000, 200), (300_000, 413)):
+        body = {"items": [{"role": "user", "content": "5 " * (size // 2)}]}
+        assert {status for status, _ in asked_of_both(server, "POST", path, body)} == {expected}
+    assert {status for status, _ in asked_of_both(server, "POST", path, b"{")} == {400}
+    assert {status for status, _ in asked_of_both(server, "GET", "/v1/conversations/conv_ff" + "0" * 30)} == {404}
 
 
 def test_the_queue_is_bounded_over_all_fronts(server: ServerProcess) -> None:
