@@ -8,10 +8,24 @@ from typing import Any
 import msgspec
 
 from tsd.api.params import unsupported
+from tsd.api.sse import encode
 from tsd.api.wire.chat import ChatMessage, FunctionCall, FunctionTool, Tool, ToolCall
 from tsd.api.wire.responses import InputItem, ResponsePart, ResponseTool
 
 TEXTS = frozenset(("input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal"))
+
+
+CALLS = frozenset(("function_call", "custom_tool_call", "local_shell_call"))
+CALL_OUTPUTS = frozenset(f"{call}_output" for call in CALLS)
+
+
+def _called(item: InputItem) -> tuple[str, str]:
+    """Name and arguments. What is no function was called by another model: it stays in the history as one."""
+    if item.type == "custom_tool_call":
+        return item.name or "", encode({"input": item.input or ""}).decode()
+    if item.type == "local_shell_call":
+        return "local_shell", encode(item.action or {}).decode()
+    return item.name or "", item.arguments or "{}"
 
 
 def functions_of(tools: list[ResponseTool] | None) -> list[Tool] | None:
@@ -45,15 +59,16 @@ def chat_messages(items: str | list[InputItem], name: str = "input") -> list[Cha
             if message.role == "assistant" and reasoning:
                 message.reasoning_content, reasoning = reasoning, ""
             found.append(message)
-        elif item.type == "function_call":
+        elif item.type in CALLS:
             last = found[-1] if found and found[-1].role == "assistant" else None
             if last is None:
                 last = ChatMessage(role="assistant", content="", reasoning_content=reasoning or None)
                 found.append(last)
                 reasoning = ""
-            function = FunctionCall(name=item.name or "", arguments=item.arguments or "{}")
+            name, arguments = _called(item)
+            function = FunctionCall(name=name, arguments=arguments)
             last.tool_calls = [*(last.tool_calls or ()), ToolCall(id=item.call_id, type="function", function=function)]
-        elif item.type == "function_call_output":
+        elif item.type in CALL_OUTPUTS:
             output = _text(item.output, f"{where}.output")
             found.append(ChatMessage(role="tool", content=output, tool_call_id=item.call_id))
         elif item.type == "reasoning":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import os
 import sys
 from pathlib import Path
@@ -20,3 +22,23 @@ def default_model() -> str:
     if not path.exists():
         pytest.skip("the default model is not there: run `tsd model`")
     return str(path)
+
+
+RUNNER = pytest.StashKey[asyncio.Runner]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Runs the asynchronous tests of other people's suites, in one loop: their clients outlive a test. Ours run
+    themselves."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    runner = pyfuncitem.session.stash.setdefault(RUNNER, asyncio.Runner())
+    runner.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}))
+    return True
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    runner = session.stash.get(RUNNER, None)
+    if runner is not None:
+        runner.close()

@@ -197,12 +197,8 @@ def _user(message: InputMessage, where: str) -> list[ChatMessage]:
             flush()
             content = _text_of(block.content, f"{where}.content[{index}].content")
             found.append(ChatMessage(role="tool", content=content, tool_call_id=block.tool_use_id))
-        elif block.type == "text":
-            texts.append(block.text or "")
         else:
-            raise unsupported(
-                f"{where}.content[{index}]", f"is a block of type {block.type[:40]!r}; only text is supported"
-            )
+            texts.append(_text_block(block, f"{where}.content[{index}]"))
     flush()
     return found or [ChatMessage(role=message.role, content="")]
 
@@ -210,10 +206,26 @@ def _user(message: InputMessage, where: str) -> list[ChatMessage]:
 def _text_of(content: str | list[Block] | None, where: str) -> str:
     if content is None or isinstance(content, str):
         return content or ""
-    for index, block in enumerate(content):
-        if block.type not in ("text", "tool_reference"):
-            raise unsupported(f"{where}[{index}]", f"is a block of type {block.type[:40]!r}; only text is supported")
-    return "\n".join(block.text or "" for block in content)
+    return "\n".join(_text_block(block, f"{where}[{index}]") for index, block in enumerate(content))
+
+
+def _text_block(block: Block, where: str) -> str:
+    """Text, and what holds text: a search result, a document that came as text."""
+    if block.type in ("text", "tool_reference"):
+        return block.text or ""
+    if block.type == "search_result":
+        return "\n".join(filter(None, (block.title, _text_of(block.content, f"{where}.content"))))
+    source = block.source
+    if block.type == "document" and isinstance(source, dict):
+        if source.get("type") == "text" and isinstance(source.get("data"), str):
+            return "\n".join(filter(None, (block.title, source["data"])))
+        if source.get("type") == "content":
+            try:
+                inner = msgspec.convert(source.get("content"), str | list[Block] | None)
+            except msgspec.ValidationError as error:
+                raise InvalidRequest(f"{where}.source.content: {error}", param=where) from error
+            return "\n".join(filter(None, (block.title, _text_of(inner, f"{where}.source.content"))))
+    raise unsupported(where, f"is a block of type {block.type[:40]!r}; only text is supported")
 
 
 def _answer(job: Job, model: str) -> MessageAnswer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import time
 from typing import Any
 
@@ -14,6 +15,7 @@ from tsd.api.exposition import exposition
 from tsd.api.front import Front, front_of
 from tsd.api.fronts import whole
 from tsd.api.respond import json_response
+from tsd.api.wire.messages import ModelInfo, ModelInfos
 from tsd.api.wire.sampling import ModelCard, ModelList
 
 
@@ -25,8 +27,22 @@ def _card(front: Front, name: str) -> ModelCard:
     return ModelCard(name, int(front.started_at), length, front.options.name)
 
 
+def _info(front: Front, name: str) -> ModelInfo:
+    card = _card(front, name)
+    created = datetime.datetime.fromtimestamp(card.created, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return ModelInfo(name, name, created, card.max_model_len, card.max_model_len)
+
+
+def _is_anthropic(request: web.Request) -> bool:
+    """Both dialects ask the same paths; Anthropic's clients say so."""
+    return "anthropic-version" in request.headers
+
+
 async def models(request: web.Request) -> web.StreamResponse:
     front = front_of(request)
+    if _is_anthropic(request):
+        infos = [_info(front, name) for name in front.names]
+        return json_response(ModelInfos(infos, infos[0].id, infos[-1].id))
     return json_response(ModelList([_card(front, name) for name in front.names]))
 
 
@@ -35,7 +51,7 @@ async def model(request: web.Request) -> web.StreamResponse:
     name = request.match_info["model"]
     if name not in front.names:
         raise NotFound(f"the model {name[:100]!r} is not served here", param="model", code="model_not_found")
-    return json_response(_card(front, name))
+    return json_response(_info(front, name) if _is_anthropic(request) else _card(front, name))
 
 
 async def health(request: web.Request) -> web.StreamResponse:

@@ -21,6 +21,8 @@ class Block(msgspec.Struct, kw_only=True):
     tool_use_id: str | None = None
     content: str | list[Block] | None = None
     is_error: bool | None = None
+    source: Any = None
+    title: str | None = None
 
 
 class InputMessage(msgspec.Struct, kw_only=True):
@@ -111,6 +113,24 @@ class MessageAnswer(msgspec.Struct):
     container: None = None
     type: str = "message"
     role: str = "assistant"
+
+
+class ModelInfo(msgspec.Struct):
+    id: str
+    display_name: str
+    created_at: str
+    """RFC 3339."""
+    max_input_tokens: int | None
+    max_tokens: int | None
+    capabilities: None = None
+    type: str = "model"
+
+
+class ModelInfos(msgspec.Struct):
+    data: list[ModelInfo]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool = False
 
 
 class TokenCount(msgspec.Struct):

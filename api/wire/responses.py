@@ -24,6 +24,8 @@ class InputItem(msgspec.Struct, kw_only=True):
     name: str | None = None
     arguments: str | None = None
     output: str | list[ResponsePart] | None = None
+    input: str | None = None
+    action: dict[str, Any] | None = None
     summary: list[ResponsePart] | None = None
 
 

@@ -104,7 +104,10 @@ class ResponseBuilder:
 
     def failed(self, error: ApiError) -> bytes:
         self.response.status = "failed"
-        self.response.error = ResponseError(_ERROR_CODES.get(error.status, "server_error"), error.message)
+        code = _ERROR_CODES.get(error.status, "server_error")
+        if error.code == "context_length_exceeded":  # by which agents know that they must compact
+            code = error.code
+        self.response.error = ResponseError(code, error.message)
         return self._event("response.failed", response=self.response)
 
     def _call(self, call: CallDelta) -> None:

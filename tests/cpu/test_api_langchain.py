@@ -1,6 +1,6 @@
 """LangChain's own integration suite for chat models, with SmolLM2 behind this API.
 
-What only a bigger model (or images, or an asyncio test plugin) can pass is left out, by name.
+What only a bigger model (or images) can pass is left out, by name.
 """
 
 from __future__ import annotations
@@ -27,18 +27,9 @@ NEEDS_A_BIGGER_MODEL = (
     "test_agent_loop",
     "test_tool_calling_with_no_arguments",
     "test_tool_calling",
+    "test_tool_calling_async",
     "test_structured_output_optional_param",
     "test_json_mode",
-)
-NEEDS_ASYNC_PLUGIN = (
-    "test_abatch",
-    "test_ainvoke",
-    "test_ainvoke_with_model_override",
-    "test_astream",
-    "test_astream_events_v3",
-    "test_astream_with_model_override",
-    "test_structured_output_async",
-    "test_tool_calling_async",
 )
 URL: list[str] = []
 
@@ -69,6 +60,10 @@ class TestChat(ChatModelIntegrationTests):
         }
 
     @property
+    def model_override_value(self) -> str:
+        return URL[1]
+
+    @property
     def has_tool_choice(self) -> bool:
         return True
 
@@ -84,6 +79,5 @@ def _left_out(reason: str) -> Any:
     return pytest.mark.xfail(reason=reason, run=False)(test)
 
 
-for _names, _reason in ((NEEDS_A_BIGGER_MODEL, "needs a bigger model"), (NEEDS_ASYNC_PLUGIN, "asyncio plugin is off")):
-    for _name in _names:
-        setattr(TestChat, _name, _left_out(_reason))
+for _name in NEEDS_A_BIGGER_MODEL:
+    setattr(TestChat, _name, _left_out("needs a bigger model"))

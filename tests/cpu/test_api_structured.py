@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator
@@ -12,6 +13,9 @@ import jsonschema
 import openai
 import pytest
 from support.server import ServerProcess, running_server
+from support.suite_data import json_schema_suite
+
+from tsd.api.schema_form import Unsupported, formed
 
 pytestmark = pytest.mark.slow
 
@@ -73,6 +77,40 @@ def test_every_schema_gives_valid_json(client: openai.OpenAI, name: str, tempera
     answer = ask(client, response_format=form, temperature=temperature, seed=1)
     assert answer.choices[0].finish_reason == "stop"
     jsonschema.validate(json.loads(answer.choices[0].message.content), SCHEMAS[name])
+
+
+def suite_schemas() -> list[tuple[str, Any]]:
+    """Of the JSON-Schema-Test-Suite those that are kept to and bound their values: one in four."""
+    found = []
+    for case in json_schema_suite("draft2020-12"):
+        with contextlib.suppress(Unsupported):
+            shape = json.dumps(formed(case.schema, "schema"))
+            if "{}" not in shape and "true" not in shape:
+                found.append((f"{case.keyword}: {case.description}", case.schema))
+    return found[::4]
+
+
+def test_schemas_of_the_json_schema_test_suite(client: openai.OpenAI) -> None:
+    schemas = suite_schemas()
+
+    def answer_to(numbered: tuple[int, tuple[str, Any]]) -> bool:
+        """Whether it came to its end."""
+        seed, (name, schema) = numbered
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+        answer = ask(
+            client, response_format=form, temperature=0.7, seed=seed, extra_body={"max_completion_tokens": 160}
+        )
+        choice = answer.choices[0]
+        if choice.finish_reason == "length":
+            return False
+        kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+        assert kind(schema).is_valid(json.loads(choice.message.content)), (name, schema, choice.message.content)
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        ended = list(pool.map(answer_to, enumerate(schemas)))
+    print(len(schemas), "schemas,", sum(ended), "answers at their end, all valid")
+    assert sum(ended) >= 0.8 * len(schemas)
 
 
 def test_other_constraints(client: openai.OpenAI) -> None:
