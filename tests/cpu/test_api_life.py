@@ -10,12 +10,16 @@ from typing import Any
 
 import pytest
 from support.fake_engine import FakeEngine
-from support.front_server import Server, limits, run_async, serving, until
+from support.front_server import Server, front_group, limits, run_async, serving, until
 
 from tsd.engine.protocol import Submit
 
 TEXT = "/v1/completions"
 LONG = {"prompt": "1 2 3", "max_tokens": 400}
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
 
 
 async def settled(server: Server) -> None:
@@ -173,10 +177,6 @@ def test_keys() -> None:
     async def test() -> None:
         options = {"api_keys": ("one", "two"), "admin_key": "root", "salt_per_key": True}
         async with serving(step_s=0.005, options=options) as server:
-
-            def bearer(key: str) -> dict[str, str]:
-                return {"Authorization": f"Bearer {key}"}
-
             assert (await server.get("/health"))[0] == 200
             assert (await server.get("/v1/models"))[0] == 401
             assert (await server.get("/v1/models", headers=bearer("three")))[0] == 401
@@ -250,5 +250,53 @@ def test_cors() -> None:
                 assert response.headers["Access-Control-Allow-Origin"] == "https://a.example"
             async with server.session.get("/health", headers={"Origin": "https://b.example"}) as response:
                 assert "Access-Control-Allow-Origin" not in response.headers
+
+    run_async(test)
+
+
+def test_another_front_checks_the_key_as_this_one_does() -> None:
+    async def test() -> None:
+        keys = {"api_keys": ("one", "two"), "admin_key": "root"}
+        async with front_group(3, step_s=0.005, options=keys) as fronts:
+            body = {"prompt": [5, 6, 7], "max_tokens": 2000}
+            asked = asyncio.create_task(fronts[1].post(TEXT, body, headers=bearer("one")))
+            await until(lambda: fronts[0].engine.running)
+            for front in fronts:
+                assert (await front.get("/admin/requests", headers=bearer("one")))[0] == 403
+                _, found = await front.get("/admin/requests", headers=bearer("root"))
+                (name,) = (row["id"] for row in found["requests"])
+                assert name.startswith("cmpl-01")
+                assert (await front.post("/abort", {"request_id": name}, headers=bearer("two")))[0] == 404
+                assert (await front.post("/abort", {"request_id": name}))[0] == 401
+                assert (await front.get("/metrics", headers=bearer("one")))[0] == 200
+            assert (await fronts[2].post("/abort", {"request_id": name}, headers=bearer("one")))[0] == 200
+            status, answer = await asked
+            assert status == 200 and answer["choices"][0]["finish_reason"] == "abort"
+            ask = {"input": "5", "max_output_tokens": 1}
+            _, kept = await fronts[2].post("/v1/responses", ask, headers=bearer("one"))
+            for front in fronts:
+                where = f"/v1/responses/{kept['id']}"
+                assert (await front.get(where, headers=bearer("two")))[0] == 404
+                assert (await front.get(where))[0] == 401
+                assert (await front.get(where, headers=bearer("one")))[0] == 200
+                again = {**ask, "previous_response_id": kept["id"]}
+                assert (await front.post("/v1/responses", again, headers=bearer("two")))[0] == 404
+                assert (await front.post("/v1/responses", again, headers=bearer("one")))[0] == 200
+
+    run_async(test, debug=True)
+
+
+def test_a_client_that_leaves_another_fronts_stream_ends_the_request() -> None:
+    async def test() -> None:
+        async with front_group(2, step_s=0.005) as fronts:
+            _, kept = await fronts[0].post("/v1/responses", {"input": "5", "max_output_tokens": 1})
+            body = {"input": "6", "max_output_tokens": 2000, "previous_response_id": kept["id"], "stream": True}
+            async with fronts[1].session.post("/v1/responses", json=body) as response:
+                await response.content.readuntil(b"response.output_text.delta")
+                assert fronts[0].engine.running
+                response.close()
+            await until(lambda: not fronts[0].engine.running)
+            _, load = await fronts[1].get("/load")
+            assert load["requests"] == 0
 
     run_async(test)

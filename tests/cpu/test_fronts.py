@@ -253,6 +253,16 @@ def test_killing_any_front_ends_the_lot(model: str) -> None:
             assert eventually(lambda: not any(map(alive, children)))  # noqa: B023 (called in this turn)
 
 
+def test_a_front_that_dies_while_the_engine_loads_ends_the_start(model: str) -> None:
+    with running_server(*start(model)) as server:
+        assert eventually(lambda: bool(server.children(MEMBER)))
+        children = server.children()
+        os.kill(server.children(MEMBER)[0], signal.SIGKILL)
+        assert server.process.wait(20) != 0
+        assert any("front 1 ended with signal SIGKILL" in line for line in server.log), server.log
+        assert eventually(lambda: not any(map(alive, children)))
+
+
 def test_a_dead_engine_ends_the_streams_of_every_front(model: str) -> None:
     with running_server(*start(model)) as server:
         server.wait_ready()

@@ -112,7 +112,9 @@ async def serving(
 
 
 @contextlib.asynccontextmanager
-async def front_group(count: int, engines: int = 1, **engine: Any) -> AsyncIterator[list[Server]]:
+async def front_group(
+    count: int, engines: int = 1, options: dict[str, Any] | None = None, **engine: Any
+) -> AsyncIterator[list[Server]]:
     """Several fronts of one server in one loop, each on a port of its own so that a test can choose."""
     with tempfile.TemporaryDirectory(prefix="tsd") as folder:
         (Path(folder) / "config.json").write_text(json.dumps(MODEL_CONFIG))
@@ -125,7 +127,7 @@ async def front_group(count: int, engines: int = 1, **engine: Any) -> AsyncItera
         for number in range(count):
             listener = socket.create_server(("127.0.0.1", 0))
             port = listener.getsockname()[1]
-            options = ServerOptions(
+            config = ServerOptions(
                 model=folder,
                 port=port,
                 served_names=("test",),
@@ -137,11 +139,12 @@ async def front_group(count: int, engines: int = 1, **engine: Any) -> AsyncItera
                 fronts=count,
                 runtime_dir=folder,
                 routing_secret="shared",
+                **(options or {}),
             )
             hooks = Hooks(stop=asyncio.Event())
             ready.append(asyncio.Event())
             hooks.on_ready = ready[-1].set
-            task = asyncio.create_task(run(options, endpoints, listener, hooks))
+            task = asyncio.create_task(run(config, endpoints, listener, hooks))
             servers.append(Server(fakes, f"http://127.0.0.1:{port}", hooks, task))
         try:
             async with asyncio.timeout(20):
