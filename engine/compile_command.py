@@ -10,17 +10,19 @@ import fcntl
 import gc
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
-from tsd.engine import life
+from tsd.engine import compiled, life
 from tsd.engine.config import EngineConfig
 from tsd.engine.errors import StartError
 from tsd.engine.model_errors import ModelError
-from tsd.kernels.ahead import AheadError, Compilers, Job
+from tsd.kernels.ahead import AheadError, Compilers, Job, cache_folder
+from tsd.kernels.compiling import read_triton
 from tsd.kernels.platform import DriverError, Platform, ask_driver
 from tsd.kernels.spec import KernelError
 
@@ -35,14 +37,28 @@ class Order(msgspec.Struct, frozen=True):
     """The process without which this one is of no use, or 0."""
 
 
-def build(config: EngineConfig, platform: Platform, memory_bytes: int, progress: Progress, parent: int = 0) -> int:
+def build(
+    config: EngineConfig,
+    platform: Platform,
+    memory_bytes: int,
+    progress: Progress,
+    *,
+    parent: int = 0,
+    here: bool = True,
+) -> int:
     """Compiles everything that an engine of `config` launches; how many kernels that is.
+
+    `here` tells that the platform is this machine's: the next start then needs no look at what there is to compile.
 
     Must run in a process of one thread without a CUDA context. Raises AheadError, and what building a model raises.
     """
+    # Triton names a variant by its own files too, half a GB of them: they are read while torch is imported.
+    reading = threading.Thread(target=read_triton)
+    reading.start()
     # Here, since it takes seconds.
     from tsd.engine.variants import variants
 
+    reading.join()
     me = os.getpid()
 
     def started() -> None:
@@ -58,10 +74,13 @@ def build(config: EngineConfig, platform: Platform, memory_bytes: int, progress:
             if job.name not in _SLOW or not compilers.begin(job):
                 rest.append(job)
 
-        count = len(variants(config, platform, memory_bytes, found))
+        jobs = variants(config, platform, memory_bytes, found)
+        count = len(jobs)
         progress(0, count)
         rest.sort(key=lambda job: _NEXT.index(job.name) if job.name in _NEXT else len(_NEXT))
         compilers.finish(rest, lambda done: progress(done, count))
+        if here:
+            compiled.note(config, [cache_folder(job.key) for job in jobs if job.key])
     return count
 
 
@@ -99,7 +118,7 @@ def main() -> int:
     try:
         index = int(order.config.device.partition(":")[2] or 0)
         platform, memory_bytes = ask_driver(index)
-        build(order.config, platform, memory_bytes, tell, order.parent)
+        build(order.config, platform, memory_bytes, tell, parent=order.parent)
     except (KernelError, ModelError, StartError):
         return 1  # the engine will say the same
     except (AheadError, DriverError) as error:
@@ -109,4 +128,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Taking a process with torch apart takes most of a second, and the engine waits.
+    os._exit(code)

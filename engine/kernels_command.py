@@ -103,7 +103,7 @@ def build_kernels(config: EngineConfig, gpu: str | None) -> int:
     try:
         index = int(config.device.partition(":")[2] or 0)
         platform, memory_bytes = KNOWN_GPUS[gpu] if gpu else ask_driver(index)
-        count = compile_command.build(config, platform, memory_bytes, progress)
+        count = compile_command.build(config, platform, memory_bytes, progress, here=gpu is None)
     except (AheadError, DriverError, KernelError, ModelError, StartError) as error:
         print(f"tsd: {error}", file=sys.stderr)
         return 3

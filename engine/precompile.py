@@ -5,6 +5,7 @@ Owns that process. Knows nothing of torch, so that it can be started before torc
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import subprocess
@@ -15,15 +16,20 @@ from importlib.util import find_spec
 
 import msgspec
 
+from tsd.engine import compiled
 from tsd.engine.config import EngineConfig
+from tsd.kernels.compiling import read_triton
 
 Report = Callable[[str, str, float | None], None]
 
 
 class Precompile:
-    """Started at once. It ends with the thread that made it, at the latest."""
+    """Started at once, unless all is compiled already. It ends with the thread that made it, at the latest."""
 
     def __init__(self, config: EngineConfig) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        if compiled.is_complete(config):
+            return
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tsd.engine.compile_command"],
             stdin=subprocess.PIPE,
@@ -36,6 +42,8 @@ class Precompile:
 
     def wait(self, report: Report) -> bool:
         """Returns when it has ended: whether every kernel is compiled. Progress goes to `report`."""
+        if self._process is None:
+            return True
         assert self._process.stdout is not None
         done = of = 0
         with self._process.stdout as lines:
@@ -53,25 +61,21 @@ def start(config: EngineConfig) -> Precompile | None:
     """None where nothing is compiled: on a CPU, or without Triton."""
     if not config.device.startswith("cuda") or find_spec("triton") is None:
         return None
-    open_device_early(int(config.device.partition(":")[2] or 0))
+    threading.Thread(target=_begin, args=(config,), name="tsd-begin", daemon=True).start()
     return Precompile(config)
 
 
-def open_device_early(index: int) -> None:
-    """Makes the device's context in a thread, while torch is imported; torch finds it and opens it no more.
+def _begin(config: EngineConfig) -> None:
+    """What can be done while torch is imported, since it leaves Python alone: the device's context, Triton's files.
 
-    Whatever fails here is left to torch, which says so in words.
+    torch finds the context and makes no other. What fails here is left to those who need it, who say so in words.
     """
-
-    def open_device() -> None:
-        import ctypes
-
-        try:
-            driver = ctypes.CDLL("libcuda.so.1")
-        except OSError:
-            return
-        device, context = ctypes.c_int(), ctypes.c_void_p()
-        if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(device), index) == 0:
-            driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
-
-    threading.Thread(target=open_device, name="tsd-open-device", daemon=True).start()
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    index = int(config.device.partition(":")[2] or 0)
+    if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(device), index) == 0:
+        driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+    read_triton()

@@ -19,6 +19,7 @@ from tsd.engine.executor.mixed import MixedSteps
 from tsd.engine.executor.rows import Rows
 from tsd.engine.executor.staging import TokenRing
 from tsd.engine.executor.warmup import touch
+from tsd.engine.hollow import HollowOperations
 from tsd.engine.memory import MemoryPlan, plan_memory
 from tsd.engine.model_config import ModelConfig, load_model_config
 from tsd.engine.models import Decoder, build_model
@@ -85,7 +86,7 @@ def variants(
     `found` is told of each at once.
     From then on `meta` stands for that GPU in this process. Raises what building the model raises.
     """
-    with torch.inference_mode(), recorded(platform.capability, found) as jobs:
+    with torch.inference_mode(), HollowOperations(), recorded(platform.capability, found) as jobs:
         steps = sketch(config, platform, memory_bytes)
         touch(steps.decode, steps.mixed, steps.sample, max_rows=steps.max_rows, vocab_size=steps.vocab_size)
     return jobs

@@ -10,6 +10,7 @@ process get in each other's way and processes do not. Knows Triton's compiler; i
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import struct
 import sys
@@ -17,6 +18,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 _INDEX = struct.Struct("=H")
@@ -210,6 +212,13 @@ def make_utilities() -> None:
         from triton.backends.nvidia.driver import CudaUtils
 
         CudaUtils()
+
+
+def cache_folder(key: str) -> str:
+    """The folder's name, within Triton's cache, in which the variant of that key lies."""
+    from triton.runtime.cache import get_cache_manager
+
+    return Path(get_cache_manager(hashlib.sha256(key.encode()).hexdigest()).cache_dir).name  # type: ignore[attr-defined]
 
 
 @cache

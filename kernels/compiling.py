@@ -42,6 +42,19 @@ def compile_only(threads: int = 0) -> Iterator[None]:
         JITFunction.run = launch  # type: ignore[method-assign]
 
 
+def read_triton() -> None:
+    """Lets Triton take the sum of its own files, half a GB, which is part of each kernel's name; it keeps it.
+
+    Reading lets other threads work: what else a start does need not wait for it.
+    """
+    if find_spec("triton") is None:
+        return
+    from triton.runtime import cache
+
+    if hasattr(cache, "triton_key"):
+        cache.triton_key()
+
+
 class CompilationWatch:
     """Within it, which kernels Triton had to compile, and how many it loaded, compiled or not."""
 

@@ -19,6 +19,7 @@ pytest.importorskip("triton")
 from tsd.engine import kernels_command  # noqa: E402 (after what may be missing)
 from tsd.engine.config import EngineConfig  # noqa: E402
 from tsd.engine.executor.rows import HostBatch  # noqa: E402
+from tsd.engine.hollow import HollowOperations  # noqa: E402
 from tsd.engine.live import LiveRequest  # noqa: E402
 from tsd.engine.precompile import Precompile  # noqa: E402
 from tsd.engine.protocol import SamplingParams, Submit  # noqa: E402
@@ -196,6 +197,8 @@ def few(config, platform, memory_bytes, found):
     jobs = [job for job in whole(config, platform, memory_bytes) if job.name in ("_feed", "_update", "rms_kernel")]
     for job in jobs:
         found(job)
+    slow = [name for name in ("torch._dynamo", "sympy") if name in sys.modules]
+    assert not slow, slow  # seconds of a start
     return jobs
 
 variants.variants = few
@@ -229,7 +232,7 @@ def test_without_a_driver_the_engine_is_told(tmp_path: Path, capfd: pytest.Captu
     if torch.cuda.is_available():
         pytest.skip("there is a driver")
     reports: list[tuple[str, str]] = []
-    compiling = Precompile(engine(tmp_path, {}))
+    compiling = Precompile(engine(tmp_path, {"seed": 1}))
     assert compiling.wait(lambda phase, detail, fraction: reports.append((phase, detail))) is False
     assert reports == []
     assert "kernels were not compiled ahead" in capfd.readouterr().err
@@ -243,3 +246,23 @@ def test_build_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "libcuda" in capsys.readouterr().err
     assert kernels_command.main([str(tmp_path / "none"), "--build", "--gpu", "h200"]) == 3
     assert "no such file or folder" in capsys.readouterr().err
+
+
+def operations(x: torch.Tensor, wide: torch.Tensor) -> list[torch.Tensor]:
+    index = torch.zeros(3, dtype=torch.int32, device=META)
+    likes = [torch.ones_like(x), torch.zeros_like(x, dtype=torch.int64), torch.empty_like(x)]
+    gathered = [wide.index_select(0, index), wide.index_select(1, index), x[index], wide[index]]
+    chosen = [torch.where(x < 0, x, x), x < 0, x.clamp_min(0), -1 - x, *wide.topk(3), *wide.topk(2, dim=0)]
+    products = [torch.addmm(wide, wide, wide), torch.nn.functional.linear(wide, wide), wide[0] @ wide]
+    ranges = [torch.arange(5, device=META), torch.arange(1, 9, 2, dtype=torch.int32, device=META)]
+    return [*likes, *gathered, *chosen, *products, *ranges, wide.log_softmax(dim=-1)]
+
+
+def test_hollow_operations_have_the_shapes_of_real_ones() -> None:
+    x = torch.zeros(6, dtype=torch.int32, device=META)
+    wide = torch.zeros((5, 5), dtype=torch.bfloat16, device=META)
+    wanted = operations(x, wide)
+    with HollowOperations():
+        found = operations(x, wide)
+    facts = [(list(tensor.shape), tensor.dtype, tensor.device.type, tensor.stride()) for tensor in wanted]
+    assert [(list(tensor.shape), tensor.dtype, tensor.device.type, tensor.stride()) for tensor in found] == facts
