@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from tsd.engine.model_errors import WeightsError
 from tsd.engine.weights.source import TensorInfo, WeightSource
+from tsd.engine.weights.staging import let_go, to_device
 
 INDEX = "model.safetensors.index.json"
 _FLOATS = ("F32", "BF16", "F16", "F64")
@@ -49,10 +50,11 @@ class SafetensorsSource(WeightSource):
             tensor = self._files[info.file].get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise WeightsError(info.file, f"cannot be read: {error}", name) from error
-        out.copy_(tensor)
+        to_device(tensor, out)
 
     def close(self) -> None:
         self._files.clear()
+        let_go()
 
     def _weight_map(self) -> dict[str, str]:
         """Tensor name to file name, from the index; empty where there is no index."""

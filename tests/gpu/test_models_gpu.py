@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from support.tiny_models import SIZES, VARIANTS, make
 from tsd.engine.model_config import config_from_json, load_model_config
 from tsd.engine.models import Decoder, build_model
 from tsd.engine.weights import open_weights
+from tsd.engine.weights.staging import CHUNK, let_go, to_device
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
@@ -50,6 +52,16 @@ def test_bfloat16_log_probabilities_stay_near(variant: str, tmp_path: Path) -> N
         found.append(logits.log_softmax(-1))
     error = (found[0] - found[1]).square().mean().sqrt() / found[0].std()
     assert error < 0.05
+
+
+@pytest.mark.parametrize("extra", [-2, 0, 6, 3 * CHUNK])
+def test_weights_come_whole_through_the_pinned_buffers(extra: int) -> None:
+    source = torch.randint(-(2**15), 2**15 - 1, ((CHUNK + extra) // 2,), dtype=torch.int16).view(torch.bfloat16)
+    outs = [torch.zeros(len(source), dtype=torch.bfloat16, device="cuda") for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda out: to_device(source, out), outs))
+    let_go()
+    assert all(torch.equal(out.cpu().view(torch.int16), source.view(torch.int16)) for out in outs)
 
 
 def test_small_dummy_weights_are_the_same_on_every_device() -> None:
