@@ -1,7 +1,7 @@
 """From mapped files to a GPU, through pinned buffers that take turns: the host's copy and the bus work at once.
 
-Without them the driver stages each copy by itself, in a small buffer of its own (H200, files in the page cache: 7.5 GB/s
-with one thread or with eight, 20 GB/s this way). One copy at a time: several at once gain nothing.
+Without them the driver stages each copy in a small buffer of its own (H200, files in the page cache: 7.5 GB/s with one
+thread or with eight, 20 GB/s this way). One copy at a time: several at once gain nothing.
 """
 
 from __future__ import annotations
