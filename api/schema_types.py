@@ -11,6 +11,7 @@ from tsd.api.schema_pattern import alternatives, checked, matches
 
 FORMATS = ("time", "duration", "email", "hostname", "ipv6", "uuid", "uri")
 """Those of strings that the grammar knows; with FORMAT_PATTERNS those that are kept to. The others say nothing here."""
+DECIMAL_STEPS = tuple(float(f"1e-{places}") for places in range(16))
 _DATE = (
     "[12][0-9]{3}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)"
     "|02-(0[1-9]|1[0-9]|2[0-8]))"
@@ -192,6 +193,8 @@ def _number(form: Form, kind: str, own: Schema, depth: int) -> Any:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise form.refuse(f"{key!r} must be a number")
     if kind == "number":
+        if "multipleOf" in own and own["multipleOf"] not in DECIMAL_STEPS:
+            raise form.refuse("'multipleOf' is supported for 1, 0.1, 0.01 and so on only")
         return {"type": "number", **own}
     if own.get("multipleOf", 1) != 1:
         raise form.refuse("'multipleOf' over 1 is not supported")

@@ -183,7 +183,7 @@ def schema_rules(schema: str) -> str:
     holes = SchemaHoles(schema)
     hidden = json.dumps(holes.hide(json.loads(schema)), ensure_ascii=False)
     rules = str(xgrammar.Grammar.from_json_schema(hidden, max_whitespace_cnt=MAX_WHITESPACE))
-    return holes.reveal(strict_strings(rules))
+    return holes.reveal(plain_escapes(strict_strings(rules)))
 
 
 def tag_rules(value: Any) -> Any:
@@ -195,6 +195,14 @@ def tag_rules(value: Any) -> Any:
     if value.get("type") == "json_schema" and value.get("style", "json") == "json" and "json_schema" in value:
         return {"type": "grammar", "grammar": schema_rules(json.dumps(value["json_schema"], ensure_ascii=False))}
     return {key: item if key == "json_schema" else tag_rules(item) for key, item in value.items()}
+
+
+_ESCAPE = re.compile(r"(?s)\\(?:x([0-9a-f]{2})|.)")
+
+
+def plain_escapes(rules: str) -> str:
+    r"""xgrammar writes ß as \xdf, and reads \xdfe as one character: four digits leave no doubt."""
+    return _ESCAPE.sub(lambda match: f"\\u00{match[1]}" if match[1] else match[0], rules)
 
 
 def choice_ebnf(choices: Sequence[str]) -> str:

@@ -104,6 +104,9 @@ KEPT: list[tuple[Any, list[Any]]] = [
         {"$schema": DRAFT7, "items": [{"type": "integer"}], "additionalItems": False, "type": "array"},
         [[1, 2], ["a"]],
     ),
+    ({"enum": ["größe", "☀e", "éa\\x41", "🎉0"]}, ["gröe", "a"]),
+    ({"type": "string", "pattern": "^ße[à-ü]a☀e$"}, ["ßea", "x"]),
+    ({"type": "object", "properties": {"größe": {"const": "ße"}}, "required": ["größe"]}, [{}, {"größe": "e"}]),
     (True, []),
 ]  # fmt: skip
 
@@ -133,6 +136,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"type": "array", "uniqueItems": True}, "'uniqueItems'"),
     ({"type": "array", "contains": {"const": 1}}, "'contains'"),
     ({"type": "integer", "multipleOf": 3}, "'multipleOf'"),
+    ({"multipleOf": 1.5}, "'multipleOf'"),
     ({**OBJECT, "dependentRequired": {"a": ["b"]}}, "'dependentRequired'"),
     ({**OBJECT, "dependentSchemas": {"a": {"required": ["b"]}}}, "'dependentSchemas'"),
     ({**OBJECT, "dependencies": {"a": ["b"]}}, "'dependencies'"),
