@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tsd.engine import compiled
+from tsd.engine import compiled, precompile
 from tsd.engine.config import EngineConfig
 
 
@@ -54,6 +54,18 @@ def test_a_note_is_not_believed_after(
             for note in (tmp_path / "cache").glob("tsd-*.json"):
                 note.write_text('["A", ')
     assert not compiled.is_complete(config)
+
+
+def test_no_process_is_started_where_all_is_there(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def popen(*_: object, **__: object) -> None:
+        raise AssertionError("started")
+
+    monkeypatch.setattr(precompile.subprocess, "Popen", popen)
+    with pytest.raises(AssertionError, match="started"):
+        precompile.Precompile(config)
+    compiled.note(config, ["A", "B"])
+    assert precompile.Precompile(config).wait(lambda *_: None)
+    assert precompile.start(msgspec.structs.replace(config, device="cpu")) is None
 
 
 def test_without_a_cache_nothing_is_noted(
