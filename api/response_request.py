@@ -76,10 +76,12 @@ def refuse_unsupported(body: ResponsesRequest) -> None:
         raise InvalidRequest("give previous_response_id or conversation, not both", param="previous_response_id")
     if body.prompt is not None:
         raise unsupported("prompt", "is not supported: this server keeps no prompt templates")
-    if body.top_logprobs:
-        raise unsupported("top_logprobs", "is not supported here; /v1/chat/completions has it")
     if body.truncation not in (None, "disabled", "auto"):
         raise InvalidRequest("truncation must be auto or disabled", param="truncation")
+
+
+def wants_logprobs(body: ResponsesRequest) -> bool:
+    return body.top_logprobs not in (None, 0) or "message.output_text.logprobs" in (body.include or ())
 
 
 def to_chat(body: ResponsesRequest, said: list[ChatMessage]) -> ChatRequest:
@@ -90,6 +92,8 @@ def to_chat(body: ResponsesRequest, said: list[ChatMessage]) -> ChatRequest:
     chat.max_tokens = body.max_output_tokens
     chat.temperature, chat.top_p = body.temperature, body.top_p
     chat.user = body.user[:256] if body.user else None
+    if wants_logprobs(body):
+        chat.logprobs, chat.top_logprobs = True, body.top_logprobs
     chat.tools = functions_of(body.tools)
     chat.parallel_tool_calls = body.parallel_tool_calls
     if body.reasoning is not None:
@@ -138,5 +142,6 @@ def response_of(body: ResponsesRequest, job: Job, model: str) -> Response:
         previous_response_id=body.previous_response_id,
         conversation=ConversationId(body.conversation) if isinstance(body.conversation, str) else body.conversation,
         max_tool_calls=body.max_tool_calls,
+        top_logprobs=body.top_logprobs or 0,
         user=msgspec.UNSET if body.user is None else body.user,
     )

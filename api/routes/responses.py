@@ -17,7 +17,7 @@ from tsd.api.paging import page_of
 from tsd.api.prepare import Prepared, prepare_chat
 from tsd.api.respond import json_response, new_stream, stream_job, wait_for
 from tsd.api.response_input import stored_items
-from tsd.api.response_request import Asked, builds_on, refuse_unsupported, response_of, to_chat
+from tsd.api.response_request import Asked, builds_on, refuse_unsupported, response_of, to_chat, wants_logprobs
 from tsd.api.response_store import Stored
 from tsd.api.routes.native import abort_job
 from tsd.api.sse import encode
@@ -36,10 +36,11 @@ async def create(request: web.Request) -> web.StreamResponse:
     prepared = await prepare_chat(front, to_chat(body, asked.said))
     job = front.new_job("resp_", request)
     response = response_of(body, job, prepared.model)
+    tokenizer = front.loaded.tokenizer if wants_logprobs(body) else None
     if body.background:
         return await _in_background(front, request, job, response, asked, prepared)
     if not body.stream:
-        builder = ResponseBuilder(job, response, None)
+        builder = ResponseBuilder(job, response, None, tokenizer)
         job.sink = builder
         front.launch(job, [prepared.prompt], prepared.params, plan=prepared.plan)
         await wait_for(front, job)
@@ -47,7 +48,7 @@ async def create(request: web.Request) -> web.StreamResponse:
         asked.keep(response)
         return json_response(response, headers={"X-Request-Id": job.public_id})
     events = new_stream(front, job)
-    builder = ResponseBuilder(job, response, events)
+    builder = ResponseBuilder(job, response, events, tokenizer)
     job.sink = builder
     front.launch(job, [prepared.prompt], prepared.params, plan=prepared.plan)
 
@@ -65,7 +66,8 @@ async def _in_background(
     """It runs on whatever its client does; the response is read, followed or cancelled by its id."""
     response.status, response.background = "queued", True
     log = EventLog() if asked.body.stream else None
-    builder = ResponseBuilder(job, response, log)
+    tokenizer = front.loaded.tokenizer if wants_logprobs(asked.body) else None
+    builder = ResponseBuilder(job, response, log, tokenizer)
     job.sink = builder
     front.launch(job, [prepared.prompt], prepared.params, plan=prepared.plan)
     builder.enqueue()

@@ -89,9 +89,10 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     max_tool_calls: int | None = None
     """Of tools that the server itself would run: there are none."""
 
-    # Known, and refused unless they say what is done anyway.
-    prompt: Any = None
     top_logprobs: int | None = None
+
+    # Known, and refused unless it says what is done anyway.
+    prompt: Any = None
 
 
 class InputTokensDetails(msgspec.Struct):
@@ -139,6 +140,7 @@ class Response(msgspec.Struct):
     previous_response_id: str | None = None
     conversation: ConversationId | None = None
     max_tool_calls: int | None = None
+    top_logprobs: int = 0
     user: str | msgspec.UnsetType = msgspec.UNSET
     usage: ResponseUsage | msgspec.UnsetType = msgspec.UNSET
     error: ResponseError | None = None

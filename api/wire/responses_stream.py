@@ -13,10 +13,13 @@ from typing import Any
 from tsd.api.background import EventLog
 from tsd.api.errors import ApiError
 from tsd.api.job import Job
+from tsd.api.logprobs import chat_logprobs
 from tsd.api.output import CallDelta, Delta, Ending
 from tsd.api.sequence import Sequence
 from tsd.api.sse import encode, named_event
 from tsd.api.streaming import EventStream
+from tsd.api.text.tokenizer import Tokenizer
+from tsd.api.wire.chat import TokenLogprob
 from tsd.api.wire.responses import (
     IncompleteDetails,
     InputTokensDetails,
@@ -44,7 +47,14 @@ def response_usage(job: Job) -> ResponseUsage:
 class ResponseBuilder:
     """A job's sink. Without `events` it only builds."""
 
-    def __init__(self, job: Job, response: Response, events: EventStream | EventLog | None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        response: Response,
+        events: EventStream | EventLog | None,
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
+        """`tokenizer` names the tokens where log-probabilities were asked for."""
         self.response = response
         self._job = job
         self._events = events
@@ -52,6 +62,11 @@ class ResponseBuilder:
         """0 and 1 are the opening's, which are sent before what the buffer holds."""
         self._item: dict[str, Any] | None = None
         self._text: list[str] = []
+        self._tokenizer = tokenizer
+        self._waiting: list[TokenLogprob] = []
+        """Of tokens whose text is held back."""
+        self._logprobs: list[TokenLogprob] = []
+        """Of the open message."""
         self._opening = self._created()
 
     def first(self) -> bytes:
@@ -79,12 +94,20 @@ class ResponseBuilder:
 
     def delta(self, sequence: Sequence, delta: Delta) -> None:
         self.begin()
+        if self._tokenizer is not None and delta.logprobs is not None:
+            self._waiting += chat_logprobs(self._tokenizer, delta.tokens, delta.logprobs)
         if delta.reasoning:
+            self._waiting = []
             self._enter("reasoning")
             self._grow("response.reasoning_text.delta", delta.reasoning, content_index=0)
         if delta.content:
+            opens = self._item is None or self._item["type"] != "message"
             self._enter("message")
-            self._grow("response.output_text.delta", delta.content, content_index=0, logprobs=[])
+            told, self._waiting = self._waiting, []
+            if opens:
+                told = _last_of(told, len(delta.content.encode()))
+            self._logprobs += told
+            self._grow("response.output_text.delta", delta.content, content_index=0, logprobs=told)
         for call in delta.calls:
             self._call(call)
 
@@ -111,6 +134,7 @@ class ResponseBuilder:
         return self._event("response.failed", response=self.response)
 
     def _call(self, call: CallDelta) -> None:
+        self._waiting = []
         if call.id:
             self._leave("completed")
             self._begin({"type": "function_call", "call_id": call.id, "name": call.name, "arguments": ""}, "fc_")
@@ -126,7 +150,7 @@ class ResponseBuilder:
             self._part("response.content_part.added", {"type": "reasoning_text", "text": ""})
         else:
             self._begin({"type": kind, "role": "assistant", "content": []}, "msg_")
-            self._part("response.content_part.added", _output_text(""))
+            self._part("response.content_part.added", _output_text("", []))
 
     def _begin(self, item: dict[str, Any], prefix: str) -> None:
         self._item = {"id": prefix + secrets.token_hex(16), "status": "in_progress", **item}
@@ -155,9 +179,10 @@ class ResponseBuilder:
             self._send("response.reasoning_text.done", **where, content_index=0, text=text)
             self._send("response.content_part.done", **where, content_index=0, part=part)
         else:
-            part = _output_text(text)
+            logprobs, self._logprobs = self._logprobs, []
+            part = _output_text(text, logprobs)
             item["content"] = [part]
-            self._send("response.output_text.done", **where, content_index=0, text=text, logprobs=[])
+            self._send("response.output_text.done", **where, content_index=0, text=text, logprobs=logprobs)
             self._send("response.content_part.done", **where, content_index=0, part=part)
         self._send("response.output_item.done", output_index=self._index, item=item)
 
@@ -179,5 +204,14 @@ class ResponseBuilder:
         return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
 
 
-def _output_text(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _last_of(tokens: list[TokenLogprob], size: int) -> list[TokenLogprob]:
+    """Those that `size` bytes of text came from; before them a tag or white space was dropped."""
+    at = len(tokens)
+    while at > 0 and size > 0:
+        at -= 1
+        size -= len(tokens[at].bytes)
+    return tokens[at:]
+
+
+def _output_text(text: str, logprobs: list[TokenLogprob]) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}

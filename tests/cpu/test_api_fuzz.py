@@ -69,6 +69,8 @@ def test_ten_thousand_bad_requests() -> None:
             print(dict(sorted(seen.items())), "canaries", results[0])
             assert seen[400] > COUNT // 3 and results[0] >= 1
             assert (await server.get("/health"))[0] == 200
-            assert (await server.get("/load"))[1]["requests"] == 0
+            async with asyncio.timeout(20):  # those in the background may still run
+                while (await server.get("/load"))[1]["requests"]:  # noqa: ASYNC110 (as an operator does)
+                    await asyncio.sleep(0.05)
 
     run_async(test, seconds=60 + COUNT / 20)

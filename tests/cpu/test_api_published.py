@@ -34,6 +34,12 @@ MESSAGES: dict[str, Any] = {
     "messages": [{"role": "user", "content": "Weather?"}],
     "tools": [{"name": "get_weather", "description": "Weather", "input_schema": SCHEMA}],
 }
+LOGPROBS: dict[str, Any] = {
+    "instructions": "x",
+    "metadata": {},
+    "top_logprobs": 2,
+    "include": ["message.output_text.logprobs"],
+}
 Check = Callable[[str, Any], None]
 
 
@@ -108,7 +114,7 @@ def test_responses_and_conversations(tmp_path: Path) -> None:
 
     async def test() -> None:
         async with serving(tmp_path) as server:
-            for fields in ({}, {"max_output_tokens": 3}, {"background": True}, {"instructions": "x", "metadata": {}}):
+            for fields in ({}, {"max_output_tokens": 3}, {"background": True}, LOGPROBS):
                 body = {**RESPONSES, **fields}
                 made = await post(server, "/v1/responses", body)
                 check("Response", made)

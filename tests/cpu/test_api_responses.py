@@ -165,3 +165,27 @@ def test_length_is_incomplete_and_bad_requests(tmp_path: Path) -> None:
                 assert (status, answer["error"]["param"]) == (400, param), (body, answer)
 
     run_async(test, debug=True)
+
+
+def test_logprobs_of_the_text(tmp_path: Path) -> None:
+    ask: Any = {"model": "test", "input": "x", "top_logprobs": 2, "include": ["message.output_text.logprobs"]}
+    said = "<think>\nhm\n</think>\n\nA ☀."
+
+    async def test() -> None:
+        async with model_that_says(tmp_path, said, **READ) as server, client_of(server.url) as client:
+            whole = await client.responses.create(**ask)
+            part = whole.output[1].content[0]  # type: ignore[union-attr, index]
+            told = part.logprobs
+            assert told and b"".join(bytes(entry.bytes) for entry in told).decode().strip() == "A ☀."
+            assert all(len(entry.top_logprobs) == 2 for entry in told)
+            seen = []
+            async for event in await client.responses.create(**ask, stream=True):
+                if event.type == "response.output_text.delta":
+                    seen += [entry.token for entry in event.logprobs]
+            assert seen == [entry.token for entry in told]
+            plain = await client.responses.create(model="test", input="x")
+            assert plain.output[1].content[0].logprobs == []  # type: ignore[union-attr, index]
+            status, answer = await server.post(ROUTE, {"input": "x", "top_logprobs": 21})
+            assert (status, answer["error"]["param"]) == (400, "top_logprobs")
+
+    run_async(test, debug=True)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from tsd.api.wire.chat import ChatRequest
 from tsd.api.wire.completions import CompletionRequest
+from tsd.api.wire.conversations import ConversationRequest
 from tsd.api.wire.messages import MessagesRequest
 from tsd.api.wire.native import DetokenizeRequest, GenerateRequest, NativeSampling, TokenizeRequest
 from tsd.api.wire.responses import ResponsesRequest
@@ -22,6 +23,7 @@ BASES: tuple[tuple[str, type, dict[str, Any]], ...] = (
     ("/v1/chat/completions", ChatRequest, {"messages": [{"role": "user", "content": "1"}], "max_tokens": 2}),
     ("/v1/completions", CompletionRequest, {"prompt": "1", "max_tokens": 2}),
     ("/v1/responses", ResponsesRequest, {"input": "1", "max_output_tokens": 2}),
+    ("/v1/conversations", ConversationRequest, {"items": [{"role": "user", "content": "1"}]}),
     ("/v1/messages", MessagesRequest, {"max_tokens": 2, "messages": [{"role": "user", "content": "1"}]}),
     ("/generate", GenerateRequest, {"input_ids": [1], "sampling_params": {"max_new_tokens": 2}}),
     ("/tokenize", TokenizeRequest, {"prompt": "1"}),
@@ -48,6 +50,7 @@ VALUES: tuple[Any, ...] = (
     *([], [[]], {}, [None], [0], [-1], [10**9], ["a"] * 300, [""], [True], [[1], ["a"]], [{}] * 200, {"a": None}),
     *({"type": "function"}, [{"type": "function", "function": {"name": "f", "parameters": {"type": 5}}}], {"1": 1e9}),
     *({"9999999": 5}, {"-1": 1}, {"type": "json_schema"}, {"type": "json_object"}, [{"role": "user"}]),
+    *({"id": "conv_1"}, {"not": {}}, {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}),
     *([{"role": "user", "content": [{"type": "text"}]}], [{"role": "assistant", "tool_calls": [{}]}], "required"),
 )
 RAW = (b"NaN", b"Infinity", b"1e999", b"-", b'"', b"[", b"{", b'"\\ud800"', b'"\\x"', b"\xff", b"01", b"0x1", b"'a'")
