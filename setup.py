@@ -37,6 +37,7 @@ def extensions() -> list[Extension]:
         "cache/pool",
         "cache/fence",
         "cache/index",
+        "cache/disk_map",
         "cache/probe",
         "scheduler/plan",
         "scheduler/transfer",

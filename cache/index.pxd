@@ -10,6 +10,19 @@ cdef enum:
     TIER_DISK = 2
 
 
+cdef enum:
+    NODE_FREE = 0
+    NODE_USED = 1
+    NODE_LOOSE = 2
+
+
+cdef enum:
+    DISK_NONE = 0
+    DISK_STORING = 1
+    DISK_STORED = 2
+    DISK_TOLD = 3
+
+
 cdef struct Node:
     tsd_key key
     int32_t parent
@@ -28,6 +41,7 @@ cdef struct Node:
     uint8_t used
     uint8_t copying
     uint8_t loading
+    uint8_t disk
 
 
 cdef struct Bucket:
@@ -40,6 +54,7 @@ cdef class PrefixIndex:
     cdef readonly int page_size
     cdef readonly int capacity
     cdef readonly int num_nodes
+    cdef int high
     cdef int evictable
     cdef int host_evictable
     cdef long long device_evictions
@@ -59,7 +74,11 @@ cdef class PrefixIndex:
     cdef int32_t htail
     cdef list changes
     cdef bint record
-    cdef int find(self, tsd_key key, const int32_t* tokens) noexcept
+    cdef int by_key(self, tsd_key key) noexcept
+    cdef int seek(self, tsd_key key, const int32_t* tokens) noexcept
+    cdef int find(self, int parent, tsd_key key, const int32_t* tokens) noexcept
+    cdef void claim(self, int n, int parent, const int32_t* tokens) noexcept
+    cdef int place_loose(self, tsd_key key) noexcept
     cdef int match(self, const tsd_key* keys, const int32_t* tokens, int limit, int32_t* found, int* device_run) noexcept
     cdef int insert(self, int parent, tsd_key key, const int32_t* tokens, int page) except -2
     cdef int insert_host(self, int parent, tsd_key key, const int32_t* tokens, int page) except -2

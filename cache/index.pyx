@@ -1,4 +1,4 @@
-"""The prefix index: page key -> node {device page, host page, parent}, and which node is given up first.
+"""The prefix index: page key -> node {device page, host page, disk block, parent}, and which node is given up first.
 
 Owns every page that outlives its request. A node is referenced by the requests that use its device page and pinned by
 the copies that use its host page. Knows nothing about requests' states or who runs.
@@ -36,15 +36,15 @@ class IndexFault(RuntimeError):
 
 
 cdef class PrefixIndex:
-    """An index over a device pool and a host pool (of 0 pages when there is no host tier)."""
+    """An index over a device pool, a host pool (of 0 pages when there is no host tier) and a number of disk blocks."""
 
-    def __cinit__(self, int page_size, PagePool device, PagePool host):
-        cdef int i
+    def __cinit__(self, int page_size, PagePool device, PagePool host, int disk_blocks=0):
+        cdef int i, most = device.num_pages + host.num_pages + disk_blocks
         cdef uint64_t size = 16
         self.page_size = page_size
         self.device = device
         self.host = host
-        self.capacity = device.num_pages + host.num_pages + (device.num_pages + host.num_pages) // 4 + 16
+        self.capacity = most + most // 4 + 16
         self.nodes = <Node*>calloc(self.capacity, sizeof(Node))
         self.tokens = <int32_t*>malloc(<size_t>self.capacity * page_size * sizeof(int32_t))
         self.spare = <int32_t*>calloc(self.capacity, sizeof(int32_t))
@@ -69,8 +69,35 @@ cdef class PrefixIndex:
 
     # ---- lookup
 
-    cdef int find(self, tsd_key key, const int32_t* tokens) noexcept:
-        """The node of `key` whose page holds exactly `tokens`, or -1."""
+    cdef int by_key(self, tsd_key key) noexcept:
+        """The node of `key`, whatever its tokens, or -1."""
+        cdef uint64_t at = key.lo & self.mask
+        while self.table[at].node != 0:
+            if self.table[at].tag == key.hi and self.nodes[self.table[at].node - 1].key.lo == key.lo:
+                return self.table[at].node - 1
+            at = (at + 1) & self.mask
+        return -1
+
+    cdef int find(self, int parent, tsd_key key, const int32_t* tokens) noexcept:
+        """As `seek`; a loose node learns what it is. `parent` is the node of the page before, or -1."""
+        cdef int n = self.seek(key, tokens)
+        if n >= 0 and self.nodes[n].used == NODE_LOOSE:
+            self.claim(n, parent, tokens)
+        return n
+
+    cdef void claim(self, int n, int parent, const int32_t* tokens) noexcept:
+        """A loose node's ids and parent are known now."""
+        cdef Node* node = &self.nodes[n]
+        node.used = NODE_USED
+        node.parent = parent
+        node.depth = 1
+        if parent >= 0:
+            self.nodes[parent].children += 1
+            node.depth = self.nodes[parent].depth + 1
+        memcpy(self.tokens + <size_t>n * self.page_size, tokens, self.page_size * 4)
+
+    cdef int seek(self, tsd_key key, const int32_t* tokens) noexcept:
+        """The node of `key` whose page holds exactly `tokens` (a loose one: of that key), or -1."""
         cdef uint64_t at = key.lo & self.mask
         cdef Node* node
         cdef int n
@@ -78,9 +105,9 @@ cdef class PrefixIndex:
             if self.table[at].tag == key.hi:
                 n = self.table[at].node - 1
                 node = &self.nodes[n]
-                if (
-                    node.key.lo == key.lo
-                    and memcmp(self.tokens + <size_t>n * self.page_size, tokens, self.page_size * 4) == 0
+                if node.key.lo == key.lo and (
+                    memcmp(self.tokens + <size_t>n * self.page_size, tokens, self.page_size * 4) == 0
+                    or node.used == NODE_LOOSE
                 ):
                     return n
             at = (at + 1) & self.mask
@@ -101,7 +128,7 @@ cdef class PrefixIndex:
                 if n != 0:
                     tsd_prefetch(&self.nodes[n - 1])
                     tsd_prefetch(self.tokens + <size_t>(n - 1) * self.page_size)
-            n = self.find(keys[i], tokens + <size_t>i * self.page_size)
+            n = self.seek(keys[i], tokens + <size_t>i * self.page_size)
             if n < 0:
                 break
             if self.nodes[n].dev >= 0 and on_device:
@@ -127,13 +154,16 @@ cdef class PrefixIndex:
             return -1
         self.num_spare -= 1
         n = self.spare[self.num_spare]
+        if n >= self.high:
+            self.high = n + 1
         node = &self.nodes[n]
         memset(node, 0, sizeof(Node))
         node.key = key
         node.parent = parent
         node.dev = node.host = node.dprev = node.dnext = node.hprev = node.hnext = -1
-        node.used = 1
-        memcpy(self.tokens + <size_t>n * self.page_size, tokens, self.page_size * 4)
+        node.used = NODE_USED
+        if tokens != NULL:
+            memcpy(self.tokens + <size_t>n * self.page_size, tokens, self.page_size * 4)
         node.depth = 1
         if parent >= 0:
             self.nodes[parent].children += 1
@@ -145,6 +175,13 @@ cdef class PrefixIndex:
         self.table[at].home = <uint32_t>key.lo
         self.num_nodes += 1
         self.inserts += 1
+        return n
+
+    cdef int place_loose(self, tsd_key key) noexcept:
+        """A node of which only the key is known, or -1 when there is no room."""
+        cdef int n = self.place(-1, key, NULL)
+        if n >= 0:
+            self.nodes[n].used = NODE_LOOSE
         return n
 
     cdef int insert(self, int parent, tsd_key key, const int32_t* tokens, int page) except -2:
@@ -305,7 +342,7 @@ cdef class PrefixIndex:
         cdef Node* node
         while n >= 0:
             node = &self.nodes[n]
-            if node.dev >= 0 or node.host >= 0 or node.refs or node.pins or node.children:
+            if node.dev >= 0 or node.host >= 0 or node.disk or node.refs or node.pins or node.children:
                 return 0
             parent = node.parent
             self.forget(n)
@@ -331,7 +368,7 @@ cdef class PrefixIndex:
                 self.table[hole] = self.table[at]
                 hole = at
         self.table[hole].node = 0
-        self.nodes[n].used = 0
+        self.nodes[n].used = NODE_FREE
         self.spare[self.num_spare] = n
         self.num_spare += 1
         self.num_nodes -= 1
@@ -421,18 +458,22 @@ cdef class PrefixIndex:
         return count
 
     def integrity(self, bint thorough=True) -> None:
-        """Raises IndexFault on any contradiction. O(capacity)."""
+        """Raises IndexFault on any contradiction. O(the most nodes there ever were)."""
         cdef int i, n, count = 0, steps = 0
-        cdef int32_t* children = <int32_t*>calloc(self.capacity, sizeof(int32_t))
-        cdef int32_t* hosts = <int32_t*>calloc(self.capacity, sizeof(int32_t))
+        cdef int32_t* children = <int32_t*>calloc(self.high + 1, sizeof(int32_t))
+        cdef int32_t* hosts = <int32_t*>calloc(self.high + 1, sizeof(int32_t))
         cdef Node* node
         try:
-            for i in range(self.capacity):
+            for i in range(self.high):
                 node = &self.nodes[i]
                 if not node.used:
                     continue
                 count += 1
-                if thorough and self.find(node.key, self.tokens + <size_t>i * self.page_size) != i:
+                if not (node.dev >= 0 or node.host >= 0 or node.disk or node.refs or node.pins or node.children):
+                    raise IndexFault(f"node {i} stands for nothing")
+                if node.used == NODE_LOOSE and (node.parent >= 0 or node.dev >= 0 or node.host >= 0 or node.children):
+                    raise IndexFault(f"node {i} has relatives or pages and is not known")
+                if thorough and self.seek(node.key, self.tokens + <size_t>i * self.page_size) != i:
                     raise IndexFault(f"node {i} cannot be found by its key")
                 if node.parent >= 0:
                     if not self.nodes[node.parent].used:
@@ -450,7 +491,7 @@ cdef class PrefixIndex:
                     raise IndexFault(f"device page {node.dev} does not belong to its node {i}")
                 if node.host >= 0 and (self.host.node[node.host] != i or self.host.state[node.host] == PAGE_FREE):
                     raise IndexFault(f"host page {node.host} does not belong to its node {i}")
-            for i in range(self.capacity):
+            for i in range(self.high):
                 if self.nodes[i].used and children[i] != self.nodes[i].children:
                     raise IndexFault(f"node {i} counts {self.nodes[i].children} children and has {children[i]}")
                 if self.nodes[i].used and hosts[i] != self.nodes[i].host_children:

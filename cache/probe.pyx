@@ -8,9 +8,11 @@ import time
 cimport numpy as cnp
 from libc.stdint cimport int32_t
 from libc.stdlib cimport free, malloc
+from libc.string cimport memset
 
 import numpy as np
 
+from tsd.cache.disk_map cimport DiskMap
 from tsd.cache.hashing cimport PageHasher, tsd_key
 from tsd.cache.index cimport PrefixIndex
 from tsd.cache.pool cimport PagePool
@@ -153,3 +155,71 @@ cdef class IndexProbe:
     def integrity(self) -> None:
         self.pool.integrity()
         self.index.integrity()
+
+
+cdef class DiskProbe:
+    """The disk map from Python: a block a key, each of a node without pages, pinned as long as it is being stored."""
+
+    cdef PrefixIndex index
+    cdef DiskMap disk
+
+    def __init__(self, int capacity):
+        self.index = PrefixIndex(4, PagePool(0), PagePool(0), capacity + 64)
+        self.disk = DiskMap(self.index, capacity)
+
+    cdef tsd_key key(self, int number):
+        cdef tsd_key key
+        memset(&key, 0, sizeof(tsd_key))
+        key.lo = number
+        return key
+
+    def adopt(self, int number) -> bool:
+        return self.disk.adopt(self.key(number))
+
+    def reserve(self, int number) -> list | None:
+        """As a page in the host tier comes to be written: numbers given up for it, or None."""
+        cdef int32_t ids[4]
+        cdef int n = self.index.by_key(self.key(number))
+        memset(ids, 0, sizeof(ids))
+        if n < 0:
+            n = self.index.place(-1, self.key(number), ids)
+        self.index.pin(n)
+        evicted = self.disk.reserve(n)
+        if evicted is None:
+            self.index.unpin(n)
+            return None
+        return [int.from_bytes(key[:8], "little") for key in evicted]
+
+    def stored(self, int number, bint ok) -> None:
+        cdef int n = self.index.by_key(self.key(number))
+        self.disk.stored(n, ok)
+        self.index.unpin(n)
+
+    def touch(self, int number) -> None:
+        self.disk.touch(self.index.by_key(self.key(number)))
+
+    def drop(self, int number) -> None:
+        self.disk.drop(self.index.by_key(self.key(number)))
+
+    def readable(self, int number) -> bool:
+        cdef int n = self.index.by_key(self.key(number))
+        return n >= 0 and self.disk.readable(n)
+
+    def clear(self) -> int:
+        return len(self.disk.clear())
+
+    @property
+    def used(self) -> int:
+        return self.disk.used
+
+    @property
+    def storing(self) -> int:
+        return self.disk.storing
+
+    @property
+    def num_nodes(self) -> int:
+        return self.index.num_nodes
+
+    def integrity(self) -> None:
+        self.index.integrity()
+        self.disk.integrity()

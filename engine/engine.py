@@ -214,8 +214,11 @@ class Engine:
         self.requests.draining = True
         return b"{}"
 
-    def _flush_cache(self, _: str) -> bytes:
-        self.scheduler.flush_cache()
+    def _flush_cache(self, argument: str) -> bytes:
+        """Argument "disk": the blocks on disk too, which other processes may use."""
+        if argument not in ("", "disk"):
+            raise ValueError(f"flush_cache takes nothing or disk, not {argument}")
+        self.scheduler.flush_cache(disk=argument == "disk")
         if self.events is not None:
             self.events.cleared()
         # The disk's blocks are removed by a move.

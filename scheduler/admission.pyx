@@ -80,7 +80,7 @@ cdef bint try_reserve(Scheduler s, int at, double now) except -1:
             return False
         if s.tiers.disk.capacity and run < limit and not r.fetched and r.state == S_SUBMITTED:
             r.fetched = 1
-            need = s.tiers.prefetch(at, r.keys, s.scratch, run, limit)
+            need = s.tiers.prefetch(at, r.keys, r.tokens, s.scratch, run, limit)
             if need:
                 s.requests.fire(r, E_FETCH)
                 r.moves += 1

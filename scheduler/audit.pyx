@@ -54,10 +54,11 @@ cdef class Audit:
 
 def audit(Scheduler s, bint thorough=True) -> None:
     """Raises SchedulerFault, PoolError or IndexFault at the first contradiction."""
-    cdef Audit books = Audit(s.pool.num_pages, s.host.num_pages, s.index.capacity, s.max_slots)
+    cdef Audit books = Audit(s.pool.num_pages, s.host.num_pages, s.index.high, s.max_slots)
     s.pool.integrity()
     s.host.integrity()
     s.index.integrity(thorough)
+    s.tiers.disk.integrity()
     audit_requests(s, books)
     audit_transfers(s, books)
     audit_pages(s, books)
@@ -149,7 +150,7 @@ cdef int audit_pages(Scheduler s, Audit books) except -1:
         books.pages[s.withheld.device[i]] += 1
     for i in range(s.withheld.num_host):
         books.hosts[s.withheld.host[i]] += 1
-    for i in range(s.index.capacity):
+    for i in range(s.index.high):
         node = &s.index.nodes[i]
         if not node.used:
             continue

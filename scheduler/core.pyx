@@ -62,7 +62,7 @@ cdef class Scheduler:
         self.host = PagePool(config.host_pages if self.caching else 0)
         self.journal = Journal()
         self.hasher = PageHasher(self.page_size, config.hash_secret, config.namespace)
-        self.index = PrefixIndex(self.page_size, self.pool, self.host)
+        self.index = PrefixIndex(self.page_size, self.pool, self.host, config.disk_blocks if self.host.num_pages else 0)
         self.index.record = config.kv_events
         self.fence = Fence(self.pool)
         self.tiers = Tiers(self.index, config.disk_blocks, config.disk_threshold_pages)
@@ -227,14 +227,11 @@ cdef class Scheduler:
     # ---- tiers
 
     def adopt_disk(self, keys) -> int:
-        """Tells which page keys the disk store already holds; returns how many were taken in.
+        """Tells which page keys the disk store already holds, the last used first; returns how many blocks it has now.
 
         Those for which there is no room any more are removed by the first plan.
         """
-        cdef int taken = self.tiers.disk.adopt(keys)
-        if self.tiers.disk.capacity:
-            self.tiers.discard([key for key in keys if key not in self.tiers.disk])
-        return taken
+        return self.tiers.adopt(list(keys))
 
     # ---- events
 
@@ -258,9 +255,13 @@ cdef class Scheduler:
             return out
         return []
 
-    def flush_cache(self) -> int:
-        """Forgets every cached page nobody uses, in every tier; returns how many device and host pages that freed."""
-        self.tiers.discard(self.tiers.disk.clear())
+    def flush_cache(self, bint disk=False) -> int:
+        """Forgets every page in device and host memory that nobody uses; returns how many that were.
+
+        Blocks on disk stay, which other processes may use too and a later one finds again, unless `disk` is asked for.
+        """
+        if disk:
+            self.tiers.discard(self.tiers.disk.clear())
         return self.index.flush()
 
     def withhold(self, int device, int host=0) -> None:

@@ -23,8 +23,8 @@ cdef dict snapshot_of(Scheduler s):
     if s.tiers.disk.capacity:
         disk = {
             "total": s.tiers.disk.capacity,
-            "free": s.tiers.disk.capacity - len(s.tiers.disk),
-            "cached": len(s.tiers.disk) - s.tiers.disk.storing,
+            "free": s.tiers.disk.capacity - s.tiers.disk.used,
+            "cached": s.tiers.disk.used - s.tiers.disk.storing,
             "in_flight": s.tiers.disk.storing,
         }
     return {

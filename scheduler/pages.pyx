@@ -69,7 +69,7 @@ cdef int publish(Scheduler s, Req* r) except -1:
     for k in range(r.num_nodes, full):
         tokens = r.tokens + <size_t>k * s.page_size
         page = s.table[base + k]
-        n = s.index.find(r.keys[k], tokens)
+        n = s.index.find(s.nodes[base + k - 1] if k else -1, r.keys[k], tokens)
         if n < 0:
             n = s.index.insert(s.nodes[base + k - 1] if k else -1, r.keys[k], tokens, page)
             if n < 0:

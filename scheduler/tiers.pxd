@@ -1,5 +1,6 @@
 from libc.stdint cimport int32_t, int64_t
 
+from tsd.cache.disk_map cimport DiskMap
 from tsd.cache.fence cimport Fence
 from tsd.cache.hashing cimport tsd_key
 from tsd.cache.index cimport PrefixIndex
@@ -11,11 +12,10 @@ cdef class Tiers:
     cdef PagePool device
     cdef PagePool host
     cdef PrefixIndex index
-    cdef object disk
+    cdef DiskMap disk
     cdef int threshold
     cdef dict transfers
     cdef list pending
-    cdef set announced
     cdef int64_t next_move
     cdef int device_moves
     cdef Transfer begin(self, str kind, int size)
@@ -26,6 +26,7 @@ cdef class Tiers:
     cdef int written(self, Transfer t, bint ok) except -1
     cdef int store(self, Transfer source) except -1
     cdef int stored(self, Transfer t, bint ok) except -1
-    cdef int prefetch(self, int req, tsd_key* keys, int32_t* matched, int run, int limit) except -1
+    cdef int adopt(self, list keys) except -1
+    cdef int prefetch(self, int req, tsd_key* keys, int32_t* tokens, int32_t* chain, int run, int limit) except -1
     cdef int prefetched(self, Transfer t, tsd_key* keys, int32_t* tokens, int good) except -1
     cdef int discard(self, list keys) except -1

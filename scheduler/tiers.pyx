@@ -1,26 +1,22 @@
 """Copies between the device, the host tier and the disk: what each holds while it is on its way, what its end changes.
 
-Owns the transfers and the disk map. Works on paths of index nodes; knows nothing about requests, of which a transfer only
+Owns the transfers and which blocks are on disk. Works on paths of index nodes; knows nothing about requests, of which a transfer only
 carries a number, or about how bytes are copied.
 """
 
-from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.bytes cimport PyBytes_AS_STRING
 from libc.stdint cimport int32_t, int64_t
 
 import numpy as np
 
+from tsd.cache.disk_map cimport DiskMap
 from tsd.cache.fence cimport Fence
 from tsd.cache.hashing cimport tsd_key
-from tsd.cache.index cimport TIER_DISK, TIER_HOST, Node, PrefixIndex
+from tsd.cache.index cimport TIER_HOST, Node, PrefixIndex
 from tsd.cache.pool cimport PAGE_ACTIVE, PAGE_IN_FLIGHT, PagePool
 from tsd.scheduler.transfer cimport Transfer
 
-from tsd.cache.disk_map import DiskMap
 from tsd.scheduler.types import Move
-
-
-cdef bytes key_bytes(tsd_key* key):
-    return PyBytes_FromStringAndSize(<char*>key, 16)
 
 
 cdef class Tiers:
@@ -30,11 +26,10 @@ cdef class Tiers:
         self.index = index
         self.device = index.device
         self.host = index.host
-        self.disk = DiskMap(disk_blocks if self.host.num_pages else 0)
+        self.disk = DiskMap(index, disk_blocks if self.host.num_pages else 0)
         self.threshold = threshold
         self.transfers = {}
         self.pending = []
-        self.announced = set()
 
     cdef Transfer begin(self, str kind, int size):
         """A new transfer; `ship` puts it into the next plan."""
@@ -48,18 +43,23 @@ cdef class Tiers:
         return 0
 
     cdef int discard(self, list keys) except -1:
-        """Has the disk blocks of these keys deleted, and routers told of those that they had been told of."""
+        """Has the disk blocks of these keys deleted."""
         cdef Transfer gone
-        if self.announced:
-            for key in keys:
-                if key in self.announced:
-                    self.announced.remove(key)
-                    self.index.changes.append((TIER_DISK, False, key, None, b""))
         if keys:
             gone = self.begin("discard", 0)
             gone.keys = keys
             self.ship(gone, np.empty(0, np.int32), np.empty(0, np.int32))
         return 0
+
+    cdef int adopt(self, list keys) except -1:
+        """Takes in blocks that the disk held before, the last used first; those without room are discarded. How many."""
+        cdef list rest = []
+        if self.disk.capacity:
+            for key in keys:
+                if not self.disk.adopt((<tsd_key*>PyBytes_AS_STRING(key))[0]):
+                    rest.append(key)
+            self.discard(rest)
+        return self.disk.used
 
     cdef int load_back(self, int req, int32_t* nodes, int32_t* pages, int first, int count) except -1:
         """Copies the host pages of nodes [first, first + count), referenced and pinned, to device pages the request owns."""
@@ -202,66 +202,65 @@ cdef class Tiers:
             n = source.nodes[i]
             if source.pages[i] < 0 or self.index.nodes[n].host < 0:
                 continue
-            key = self.index.key_of(n)
-            evicted = self.disk.reserve(key)
+            evicted = self.disk.reserve(n)
             if evicted is None:
                 continue
             discard.extend(evicted)
             self.index.pin(n)
             t.nodes[t.count] = n
             t.count += 1
-            t.keys.append(key)
+            t.keys.append(self.index.key_of(n))
             pages.append(self.index.nodes[n].host)
+        for i in range(t.count - 1, -1, -1):
+            self.disk.touch(t.nodes[i])
         self.discard(discard)
         if t.count:
             self.ship(t, np.asarray(pages, np.int32), np.full(t.count, -1, np.int32))
         return 0
 
     cdef int stored(self, Transfer t, bint ok) except -1:
-        """A write to the disk landed or failed. Its blocks are announced; those of an earlier process are not: their ids
-        are not known."""
         cdef int i
-        if ok and self.index.record:
-            for i in range(t.count):
-                self.index.tell(t.nodes[i], TIER_DISK, True)
-                self.announced.add(t.keys[i])
+        for i in range(t.count):
+            self.disk.stored(t.nodes[i], ok)
         for i in range(t.count - 1, -1, -1):
-            self.disk.stored(t.keys[i], ok)
             self.index.unpin(t.nodes[i])
         return 0
 
-    cdef int prefetch(self, int req, tsd_key* keys, int32_t* matched, int run, int limit) except -1:
+    cdef int prefetch(self, int req, tsd_key* keys, int32_t* tokens, int32_t* chain, int run, int limit) except -1:
         """Starts reading the pages from `run` on that the disk holds into host pages, when there are enough of them.
 
-        Returns how many; 0 starts nothing. `matched` are the nodes of the pages before.
+        Returns how many; 0 starts nothing. `chain` are the nodes of the pages before, with room for `limit`.
         """
         cdef Transfer t
         cdef int k = run, page
-        while k < limit and self.disk.readable(key_bytes(&keys[k])):
+        while k < limit:
+            chain[k] = self.index.find(chain[k - 1] if k else -1, keys[k], tokens + <size_t>k * self.index.page_size)
+            if chain[k] < 0 or not self.disk.readable(chain[k]):
+                break
             k += 1
-        if k - run < max(1, self.threshold):
+        limit = k
+        if limit - run < max(1, self.threshold):
             return 0
-        t = self.begin("prefetch", k - run)
+        t = self.begin("prefetch", limit - run)
         t.req = req
         t.first = run
         for k in range(run):
-            if self.index.nodes[matched[k]].host >= 0:
-                self.index.pin(matched[k])
+            if self.index.nodes[chain[k]].host >= 0:
+                self.index.pin(chain[k])
         while t.first + t.count < limit:
-            key = key_bytes(&keys[t.first + t.count])
-            if not self.disk.readable(key):
-                break
             page = self.index.take_host()
             if page < 0:
                 break
             self.host.state[page] = PAGE_IN_FLIGHT
             t.pages[t.count] = page
+            t.keys.append(self.index.key_of(chain[t.first + t.count]))
             t.count += 1
-            t.keys.append(key)
-            self.disk.touch(key)
         for k in range(run - 1, -1, -1):
-            if self.index.nodes[matched[k]].host >= 0:
-                self.index.unpin(matched[k])
+            if self.index.nodes[chain[k]].host >= 0:
+                self.index.unpin(chain[k])
+        # The deepest first, so that a block is given up before those without which it is of no use.
+        for k in range(run + t.count - 1, run - 1, -1):
+            self.disk.touch(chain[k])
         if t.count == 0:
             return 0
         targets = np.empty(t.count, np.int32)
@@ -272,29 +271,32 @@ cdef class Tiers:
 
     cdef int prefetched(self, Transfer t, tsd_key* keys, int32_t* tokens, int good) except -1:
         """The first `good` pages of a prefetch are in the host tier; the rest was missing or rotten: a miss."""
-        cdef int i, k, n, parent
+        cdef int i, k, n, parent = -1
+        cdef int32_t* ids
+        if t.first:
+            parent = self.index.seek(keys[t.first - 1], tokens + <size_t>(t.first - 1) * self.index.page_size)
         for i in range(t.count):
             k = t.first + i
-            if i >= good:
-                if i == good:
-                    # Whatever is there under this key is not to be trusted again, nor to take room.
-                    self.disk.drop(t.keys[i])
-                    self.discard([t.keys[i]])
-                self.host.give(t.pages[i])
-                continue
-            n = self.index.find(keys[k], tokens + <size_t>k * self.index.page_size)
-            if n < 0:
-                parent = -1
-                if k:
-                    parent = self.index.find(keys[k - 1], tokens + <size_t>(k - 1) * self.index.page_size)
-                if k == 0 or parent >= 0:
-                    n = self.index.insert_host(parent, keys[k], tokens + <size_t>k * self.index.page_size, t.pages[i])
+            if i == good:
+                # Whatever is there under this key is not to be trusted again, nor to take room.
+                n = self.index.by_key(keys[k])
+                if n >= 0 and self.disk.readable(n):
+                    self.disk.drop(n)
+                self.discard([t.keys[i]])
+            n = -1
+            if i < good and (k == 0 or parent >= 0):
+                ids = tokens + <size_t>k * self.index.page_size
+                n = self.index.find(parent, keys[k], ids)
+                if n < 0:
+                    n = self.index.insert_host(parent, keys[k], ids, t.pages[i])
                     if n >= 0:
-                        self.index.tell(n, TIER_HOST, True)
-                        continue
-            elif self.index.nodes[n].host < 0:
-                self.index.set_host(n, t.pages[i])
+                        t.pages[i] = -1
+                elif self.index.nodes[n].host < 0:
+                    self.index.set_host(n, t.pages[i])
+                    t.pages[i] = -1
+            if t.pages[i] >= 0:
+                self.host.give(t.pages[i])
+            else:
                 self.index.tell(n, TIER_HOST, True)
-                continue
-            self.host.give(t.pages[i])
+            parent = n
         return 0

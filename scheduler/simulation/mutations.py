@@ -18,7 +18,7 @@ class Mutant:
 CORE, TIERS, INDEX, REQUESTS = "scheduler/core.pyx", "scheduler/tiers.pyx", "cache/index.pyx", "scheduler/requests.pyx"
 PAGES, RETRACTION, BATCH = "scheduler/pages.pyx", "scheduler/retraction.pyx", "scheduler/batch.pyx"
 ADMISSION, LANDING, ENDING = "scheduler/admission.pyx", "scheduler/landing.pyx", "scheduler/ending.pyx"
-MOVES, WITHHELD = "scheduler/moves.pyx", "scheduler/withheld.pyx"
+MOVES, WITHHELD, DISK = "scheduler/moves.pyx", "scheduler/withheld.pyx", "cache/disk_map.pyx"
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant("dropped free of private pages", PAGES, "        s.pool.give(pages[k])\n", "        pass\n"),
@@ -121,8 +121,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "host page leaked when its key is known",
         TIERS,
-        "                continue\n            self.host.give(t.pages[i])\n        return 0",
-        "                continue\n        return 0",
+        "            if t.pages[i] >= 0:\n                self.host.give(t.pages[i])\n            else:\n                self.index.tell(n",
+        "            if t.pages[i] >= 0:\n                pass\n            else:\n                self.index.tell(n",
     ),
     Mutant("two loads of one page", TIERS, "self.index.nodes[n].loading = 1", "self.index.nodes[n].loading = 0"),
     Mutant(
@@ -145,21 +145,29 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant("lost host page not withdrawn", INDEX, "        self.tell(n, TIER_HOST, False)\n", ""),
     Mutant("page that came to the host not announced", TIERS, "self.index.tell(t.nodes[i], TIER_HOST, True)", "pass"),
-    Mutant("lost disk block not withdrawn", TIERS, "                    self.announced.remove(key)\n", ""),
+    Mutant("lost disk block not withdrawn", DISK, "self.index.tell(n, TIER_DISK, False)", "pass"),
+    Mutant("unread disk block left where it is", TIERS, "                self.discard([t.keys[i]])\n", ""),
     Mutant(
-        "unread disk block left where it is",
-        TIERS,
-        "                    self.disk.drop(t.keys[i])\n                    self.discard([t.keys[i]])\n",
-        "                    self.disk.drop(t.keys[i])\n",
+        "node on disk forgotten",
+        INDEX,
+        "node.disk or node.refs or node.pins or node.children:\n                return 0",
+        "node.refs or node.pins or node.children:\n                return 0",
     ),
+    Mutant(
+        "parent of a block found again does not count it",
+        INDEX,
+        "            self.nodes[parent].children += 1\n            node.depth = self.nodes[parent].depth + 1\n        memcpy",
+        "            node.depth = self.nodes[parent].depth + 1\n        memcpy",
+    ),
+    Mutant("block being written given up for another", DISK, "self.index.nodes[oldest].disk == DISK_STORING", "False"),
     Mutant(
         "blocks that make room left on the disk", TIERS, "            discard.extend(evicted)\n", "            pass\n"
     ),
     Mutant(
         "surplus of a smaller disk kept",
-        CORE,
-        "self.tiers.discard([key for key in keys if key not in self.tiers.disk])",
-        "pass",
+        TIERS,
+        "            self.discard(rest)\n",
+        "",
     ),
     Mutant("host child not counted off", INDEX, "self.nodes[node.parent].host_children -= 1", "pass"),
     Mutant(

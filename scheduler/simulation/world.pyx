@@ -190,6 +190,8 @@ cdef class World:
         if self.config.disk_blocks and len(blocks) > self.config.disk_blocks:
             raise Violation(f"{len(blocks)} blocks are on the disk, which may hold {self.config.disk_blocks}")
         self.scheduler.flush_cache()
+        self.scheduler.integrity()
+        self.scheduler.flush_cache(disk=True)
         self.come_to_rest()
         self.scheduler.integrity()
         self.check_empty()

@@ -1,4 +1,4 @@
-"""Page keys: chained, keyed, salted; and the disk map's least-recently-used order."""
+"""Page keys: chained, keyed, salted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsd.cache.disk_map import DiskMap
 from tsd.cache.hashing import PageHasher
 
 IDS = st.lists(st.integers(0, 2**31 - 1), min_size=0, max_size=40)
@@ -52,41 +51,3 @@ def test_keys_spread_evenly_over_their_bits() -> None:
     bits = np.unpackbits(np.frombuffer(b"".join(keys), np.uint8)).reshape(4096, 128).mean(0)
     assert bits.min() > 0.45 and bits.max() < 0.55
     assert len(set(keys)) == 4096
-
-
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 7)), max_size=60), st.integers(0, 4))
-def test_the_disk_map_keeps_to_its_capacity_and_never_drops_a_write_on_its_way(
-    moves: list[tuple[int, int]], capacity: int
-) -> None:
-    disk = DiskMap(capacity)
-    storing: set[bytes] = set()
-    for kind, number in moves:
-        key = bytes([number])
-        if kind == 0:
-            known = key in disk
-            evicted = disk.reserve(key)
-            if evicted is not None:
-                assert not known and not storing & set(evicted)
-                storing.add(key)
-        elif kind == 1 and storing:
-            done = storing.pop()
-            disk.stored(done, number % 2 == 0)
-            assert disk.readable(done) == (number % 2 == 0)
-        elif kind == 2:
-            disk.drop(key)
-            assert not disk.readable(key)
-        elif key in disk:
-            disk.touch(key)
-        assert len(disk) <= capacity
-        assert disk.storing == len(storing)
-        assert all(one in disk and not disk.readable(one) for one in storing)
-
-
-def test_the_disk_map_gives_up_the_coldest_key() -> None:
-    disk = DiskMap(2)
-    for name in (b"a", b"b"):
-        assert disk.reserve(name) == []
-        disk.stored(name, True)
-    disk.touch(b"a")
-    assert disk.reserve(b"c") == [b"b"]
-    assert disk.adopt([b"z"]) == 0

@@ -1,0 +1,5 @@
+class DiskMap:
+    capacity: int
+    used: int
+    storing: int
+    def integrity(self) -> None: ...
