@@ -23,7 +23,7 @@ SUBCOMMANDS = {
     "bench": Subcommand("tsd.bench.cli:main", "measure a server, or a part of this one"),
     "connect": Subcommand("tsd.api.connect:main", "print the settings that make an agent use a running server"),
     "kernels": Subcommand("tsd.engine.kernels_command:main", "say which kernel runs each operation, and why"),
-    "simulate": Subcommand("tsd.scheduler.simulation.simulator:main", "run the control plane in a deterministic simulator"),
+    "simulate": Subcommand("tsd.scheduler.simulation.simulator:main", "run the control plane in a simulator"),
     "scheduler": Subcommand("tsd.scheduler.states:main", "print the states of a request as text or a diagram"),
     "model": Subcommand("tsd.console.default_model:main", "fetch the default model into the user's cache"),
     "version": Subcommand("tsd.console.version:main", "print the version and what it runs on"),

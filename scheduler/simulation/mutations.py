@@ -121,8 +121,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "host page leaked when its key is known",
         TIERS,
-        "            if t.pages[i] >= 0:\n                self.host.give(t.pages[i])\n            else:\n                self.index.tell(n",
-        "            if t.pages[i] >= 0:\n                pass\n            else:\n                self.index.tell(n",
+        "                self.host.give(t.pages[i])\n            else:\n                self.index.tell(n",
+        "                pass\n            else:\n                self.index.tell(n",
     ),
     Mutant("two loads of one page", TIERS, "self.index.nodes[n].loading = 1", "self.index.nodes[n].loading = 0"),
     Mutant(
@@ -156,8 +156,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "parent of a block found again does not count it",
         INDEX,
-        "            self.nodes[parent].children += 1\n            node.depth = self.nodes[parent].depth + 1\n        memcpy",
-        "            node.depth = self.nodes[parent].depth + 1\n        memcpy",
+        "[parent].children += 1\n            node.depth = self.nodes[parent].depth + 1\n        memcpy",
+        "[parent].children += 0\n            node.depth = self.nodes[parent].depth + 1\n        memcpy",
     ),
     Mutant("block being written given up for another", DISK, "self.index.nodes[oldest].disk == DISK_STORING", "False"),
     Mutant(
