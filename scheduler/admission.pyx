@@ -29,6 +29,7 @@ cdef enum:
 cdef int admit(Scheduler s, double now) except -2:
     """The next request to start, its slot and every page of its tokens reserved; -1 when none may."""
     cdef int at, passed, tries = 0
+    cdef Req* r
     if s.requests.retr_head >= 0:
         at = s.requests.retr_head
         return at if try_reserve(s, at, now) else -1
@@ -43,9 +44,14 @@ cdef int admit(Scheduler s, double now) except -2:
                 s.requests.R[passed].passed += 1
                 passed = s.requests.R[passed].prev
             return at
-        if s.requests.R[at].passed >= s.window and s.requests.R[at].state == S_SUBMITTED:
-            return -1
-        at = s.requests.R[at].next
+        r = &s.requests.R[at]
+        if r.state == S_SUBMITTED:
+            if r.blocked < 0:
+                r.blocked = now
+            # Passed often enough, or blocked for long enough: from now on what comes free is for it.
+            if r.passed >= s.window or now - r.blocked >= s.ageing:
+                return -1
+        at = r.next
         tries += 1
     return -1
 

@@ -30,7 +30,7 @@ cdef class Scheduler:
     cdef Requests requests
     cdef dict by_id
     cdef list finished
-    cdef double soonest
+    cdef double soonest, ageing
     # slots: page tables, their nodes, and the step a table last changed in
     cdef int32_t* free_slots
     cdef int num_free_slots

@@ -54,6 +54,7 @@ cdef class Scheduler:
         self.chunk = config.chunked_prefill_size
         self.max_flights = config.max_in_flight
         self.window = config.overtake_window
+        self.ageing = config.ageing_s
         self.retract_every = config.debug_retract_every
         self.mixed = config.mixed_batch
         self.caching = config.prefix_cache
@@ -134,7 +135,7 @@ cdef class Scheduler:
         r = &self.requests.R[at]
         self.soonest = min(self.soonest, r.deadline)
         self.by_id[spec.request_id] = at
-        self.requests.enqueue(at)
+        self.requests.enqueue(at, self.ageing)
         self.c_submitted += 1
         self.journal.note(now, r.id, "queued")
 

@@ -56,6 +56,7 @@ cdef struct Req:
     int32_t prev
     int32_t next
     int32_t passed
+    int32_t outranked
     int32_t retractions
     int32_t cached
     int32_t need
@@ -69,6 +70,7 @@ cdef struct Req:
     int64_t tried
     int64_t load
     double arrival
+    double blocked
     double started
     double first_token
     double retracted_at
@@ -102,7 +104,7 @@ cdef class Requests:
     cdef int extend_keys(self, Req* r, int pages) except -1
     cdef int append(self, Req* r, int token) except -1
     cdef bint stops(self, Req* r, int token) noexcept
-    cdef void enqueue(self, int at) noexcept
+    cdef void enqueue(self, int at, double ageing) noexcept
     cdef void dequeue(self, int at) noexcept
     cdef void enqueue_retracted(self, int at) noexcept
     cdef void link(self, int at, int after, int32_t* head, int32_t* tail) noexcept

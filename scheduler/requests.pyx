@@ -118,7 +118,7 @@ cdef class Requests:
             r.stops[i] = spec.stop_token_ids[i]
         r.priority = spec.priority
         r.arrival = now
-        r.started = r.first_token = -1.0
+        r.started = r.first_token = r.blocked = -1.0
         r.need = -1
         r.tried = -1000
         r.deadline = float("inf") if spec.deadline is None else spec.deadline
@@ -208,13 +208,22 @@ cdef class Requests:
         else:
             tail[0] = at
 
-    cdef void enqueue(self, int at) noexcept:
-        """Into the waiting queue: by priority, then arrival; nobody is passed for ever."""
+    cdef void enqueue(self, int at, double ageing) noexcept:
+        """Into the waiting queue: by priority, then arrival; nobody is passed for ever.
+
+        Each `ageing` seconds that a request has waited count as one level of priority.
+        """
         cdef Req* r = &self.R[at]
+        cdef Req* other
         cdef int after = self.wait_tail
-        while after >= 0 and self.R[after].priority > r.priority and self.R[after].passed < PRIORITY_PASSES:
-            self.R[after].passed += 1
-            after = self.R[after].prev
+        while after >= 0:
+            other = &self.R[after]
+            if other.priority <= r.priority or other.outranked >= PRIORITY_PASSES:
+                break
+            if r.arrival - other.arrival >= (<double>other.priority - r.priority) * ageing:
+                break
+            other.outranked += 1
+            after = other.prev
         self.link(at, after, &self.wait_head, &self.wait_tail)
         self.num_waiting += 1
         self.waiting_tokens += r.num_prompt

@@ -30,7 +30,10 @@ class SchedulerConfig:
     max_queued_requests: int = 4096
     max_queued_tokens: int = 16_777_216
     overtake_window: int = 16
-    """How many waiting requests a small one may pass when the head does not fit."""
+    """How many waiting requests a small one may pass when the head does not fit, and how often one may be passed."""
+    ageing_s: float = 30.0
+    """A request blocked for so long is passed by no smaller one; and each such time in the queue counts as a level of
+    priority against those that arrive later."""
     host_pages: int = 0
     disk_blocks: int = 0
     disk_threshold_pages: int = 4

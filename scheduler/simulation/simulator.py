@@ -85,6 +85,7 @@ def draw_life(rng: random.Random, profile: str, secret: bytes, page_size: int) -
         max_in_flight=rng.choice((1, 2, 2, 3)),
         max_queued_requests=rng.choice((4, 64)),
         overtake_window=rng.choice((0, 2, 16)),
+        ageing_s=rng.choice((0.0, 0.05, 30.0)),
         host_pages=host,
         disk_blocks=rng.choice((0, 8, 64, 4096)) if tiers else 0,
         disk_threshold_pages=rng.choice((1, 2, 4)),

@@ -255,6 +255,46 @@ def test_priorities_run_first_and_equals_in_order_of_arrival() -> None:
     assert order == [2, 3, 0, 1, 4]
 
 
+@pytest.mark.parametrize(("waited", "passing"), [(4.0, 5), (6.0, 1)])
+def test_a_request_that_was_blocked_for_long_is_passed_no_more(waited: float, passing: int) -> None:
+    config = replace(SMALL, num_pages=24, chunked_prefill_size=128, prefix_cache=False, ageing_s=5.0, max_num_seqs=8)
+    scheduler = Scheduler(config)
+    executor = Executor(config)
+    scheduler.submit(RequestSpec(0, ids(60, 1), 30), 0.0)
+    scheduler.submit(RequestSpec(1, ids(60, 2), 2), 0.0)  # Does not fit beside the first.
+    scheduler.submit(RequestSpec(2, ids(3, 3), 1), 0.0)
+    plan = scheduler.next_plan(0.0)
+    assert plan is not None and [admission.request_id for admission in plan.admitted] == [0, 2]
+    scheduler.advance(executor.launch(plan), 0.0)
+    for i in range(3, 3 + 4):
+        scheduler.submit(RequestSpec(i, ids(3, i), 1), waited)
+    plan = scheduler.next_plan(waited)
+    assert plan is not None and 1 + len(plan.admitted) == passing
+    scheduler.advance(executor.launch(plan), waited)
+    order = []
+    while scheduler.has_work:
+        plan = scheduler.next_plan(waited)
+        if plan is not None:
+            order += [admission.request_id for admission in plan.admitted]
+            scheduler.advance(executor.launch(plan), waited)
+    assert order[0] == 1
+
+
+def test_waiting_counts_against_priority() -> None:
+    config = replace(SMALL, max_num_seqs=1, ageing_s=10.0)
+    scheduler = Scheduler(config)
+    executor = Executor(config)
+    for request_id, priority, now in ((0, 2, 0.0), (1, 0, 19.0), (2, 0, 20.0), (3, 1, 21.0), (4, 0, 21.0)):
+        scheduler.submit(RequestSpec(request_id, ids(4, request_id), 1, priority=priority), now)
+    order = []
+    while scheduler.has_work:
+        plan = scheduler.next_plan(21.0)
+        if plan is not None:
+            order += [admission.request_id for admission in plan.admitted]
+            scheduler.advance(executor.launch(plan), 21.0)
+    assert order == [1, 0, 2, 4, 3]
+
+
 def test_a_shared_prefix_that_is_being_computed_is_waited_for() -> None:
     config = replace(SMALL, chunked_prefill_size=16, max_in_flight=2)
     specs = [RequestSpec(i, ids(40), 4) for i in range(4)]
