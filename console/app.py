@@ -45,7 +45,8 @@ def run_screen(flags: ConsoleFlags) -> int:
         replay = ReplaySource(flags.replay, flags.speed)
         app = ConsoleApp(replay, None, url=replay.head.url or str(flags.replay), theme=flags.theme, replay=True)
     elif flags.demo:
-        from tsd.console.demo import URL, DemoFleet, DemoOperator, DemoSource
+        from tsd.console.demo import URL, DemoFleet
+        from tsd.console.demo_source import DemoOperator, DemoSource
 
         fleet = DemoFleet(start=_now() - 120)
         source = DemoSource(fleet, flags.interval_s, warm_s=120)

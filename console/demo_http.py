@@ -16,7 +16,8 @@ from urllib.parse import parse_qs, urlsplit
 import msgspec
 
 from tsd.console.actions import ACTIONS
-from tsd.console.demo import DemoFleet, DemoOperator
+from tsd.console.demo import DemoFleet
+from tsd.console.demo_source import DemoOperator
 from tsd.console.errors import CommandError
 
 

@@ -61,7 +61,8 @@ def run_once(flags: ConsoleFlags) -> int:
 
         source = ReplaySource(flags.replay, speed=1000)
     elif flags.demo:
-        from tsd.console.demo import DemoFleet, DemoSource
+        from tsd.console.demo import DemoFleet
+        from tsd.console.demo_source import DemoSource
 
         source = DemoSource(DemoFleet(), warm_s=0)
     else:

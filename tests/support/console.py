@@ -9,7 +9,8 @@ import functools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from tsd.console.demo import URL, DemoFleet, DemoOperator, lived
+from tsd.console.demo import URL, DemoFleet
+from tsd.console.demo_source import DemoOperator, lived
 from tsd.console.link import Link, LinkState
 from tsd.console.snapshot import Snapshot
 from tsd.console.source import Sink
