@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import tokenizers
+import uvloop
 from support.front_server import run_async, serving
 from tokenizers import decoders, models, normalizers, trainers
 
@@ -21,6 +22,7 @@ from tsd.api.limits import Limits
 from tsd.api.text.gguf_vocab import tokenizer_from_metadata
 from tsd.api.text.load import load_tokenizer
 from tsd.api.text.template import ChatPrompt, ChatTemplate
+from tsd.bench.stall import measure
 
 TEXTS = [
     "Hello, world! It's 12345.678 o'clock.",
@@ -161,3 +163,10 @@ def test_a_huge_prompt_does_not_stop_the_loop(default_model: str) -> None:
             print(f"longest stall {worst * 1e3:.1f} ms")
 
     run_async(test)
+
+
+def test_a_huge_prompt_that_is_taken_does_not_stop_the_loop(default_model: str) -> None:
+    """Front, engine and client in processes of their own. The figures are printed, not asserted."""
+    for stall in uvloop.run(measure(default_model, 5.0)):
+        assert stall.status == 200 and stall.tokens > 900_000
+        print(f"{stall.kind}: {stall.tokens:,} tokens, longest stall {stall.worst_ms:.1f} ms")
