@@ -6,6 +6,7 @@ TokenizerError is raised for files that cannot be read or understood; its messag
 from __future__ import annotations
 
 import copy
+import functools
 import re
 import threading
 from array import array
@@ -16,6 +17,7 @@ import msgspec
 import tokenizers
 
 from tsd.api.text.detokenizer import ByteDetokenizer, ByteTable, Detokenizer, WindowDetokenizer
+from tsd.api.text.pieces import PIECE, Cutter
 from tsd.api.text.stretches import StretchCache, is_separable
 from tsd.api.text.tokenizer_parts import DecoderPart, TokenizerPart
 
@@ -36,6 +38,7 @@ def check_tokens(count: int, limit: int | None) -> None:
         raise TextTooLong(count)
 
 
+PIECES_FROM = 2 * PIECE
 PACKED_AT_A_TIME = 8192
 
 
@@ -144,7 +147,11 @@ class FastTokenizer:
         self.vocabulary = Vocabulary(size, specials, special_ids, eos_ids, Vocabulary.pattern_of(specials))
         text = source if source is not None else backend.to_str().encode()
         parts = msgspec.json.decode(text, type=TokenizerPart)
-        self._stretches = StretchCache(self._encode_stretch) if is_separable(parts, added) else None
+        self._stretches: StretchCache | None = None
+        self._cutter: Cutter | None = None
+        if is_separable(parts, added):
+            self._stretches = StretchCache(self._encode_pieces)
+            self._cutter = Cutter(backend)
         self._keep, self._skip = self._tables(
             parts.decoder, vocab, {i: t.content for i, t in added.items()}, special_ids
         )
@@ -182,13 +189,39 @@ class FastTokenizer:
     def encode(self, text: str, add_special: bool = True, limit: int | None = None) -> array[int]:
         if not add_special and self._stretches is not None and len(text) > CACHED_FROM:
             return self._encode_stretches(text, limit)
+        if self._cutter is not None and len(text) > PIECES_FROM:
+            before, after = self._around if add_special else (array("i"), array("i"))
+            room = None if limit is None else limit - len(before) - len(after)
+            try:
+                return before + self._encode_pieces(text, room) + after
+            except TextTooLong as error:
+                raise TextTooLong(error.tokens + len(before) + len(after)) from None
         # The batch call releases the interpreter lock while it works; the single one does not.
         encoding = self._backend.encode_batch_fast([text], add_special_tokens=add_special)[0]
         check_tokens(len(encoding), limit)
         return pack(encoding.ids)
 
-    def _encode_stretch(self, text: str) -> array[int]:
-        return pack(self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+    def _encode_pieces(self, text: str, limit: int | None = None) -> array[int]:
+        """Without special tokens around it, a piece at a time: no call makes, or hands over, more than one piece's
+        tokens, however long the text."""
+        assert self._cutter is not None
+        ids: array[int] = array("i")
+        count = 0
+        for piece in self._cutter.pieces(text):
+            encoding = self._backend.encode_batch_fast([piece], add_special_tokens=False)[0]
+            count += len(encoding)
+            if limit is None or count <= limit:  # else only counted, to say how many there are
+                ids += pack(encoding.ids)
+        check_tokens(count, limit)
+        return ids
+
+    @functools.cached_property
+    def _around(self) -> tuple[array[int], array[int]]:
+        """The special tokens that the tokenizer puts before and after a text."""
+        bare = self._backend.encode("a", add_special_tokens=False).ids
+        whole = self._backend.encode("a", add_special_tokens=True).ids
+        start = next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
+        return array("i", whole[:start]), array("i", whole[start + len(bare) :])
 
     def _encode_stretches(self, text: str, limit: int | None) -> array[int]:
         """As encode, remembering what stands between special tokens."""
