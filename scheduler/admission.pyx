@@ -69,7 +69,7 @@ cdef bint try_reserve(Scheduler s, int at, double now) except -1:
     cdef size_t base
     if s.num_running or s.num_filling or s.fetching or s.leaving:
         # Room for the rows that run to grow, twice over for one that was already pushed out once.
-        headroom = s.num_running + s.num_filling
+        headroom = s.room_to_grow * (s.num_running + s.num_filling)
         headroom += headroom if r.retractions else 0
     else:
         lendable = s.withheld.num_device

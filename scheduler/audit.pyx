@@ -58,7 +58,8 @@ def audit(Scheduler s, bint thorough=True) -> None:
     s.pool.integrity()
     s.host.integrity()
     s.index.integrity(thorough)
-    s.tiers.disk.integrity()
+    if thorough:
+        s.tiers.disk.integrity()
     audit_requests(s, books)
     audit_transfers(s, books)
     audit_pages(s, books)

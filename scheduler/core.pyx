@@ -55,6 +55,7 @@ cdef class Scheduler:
         self.max_flights = config.max_in_flight
         self.window = config.overtake_window
         self.ageing = config.ageing_s
+        self.room_to_grow = config.room_to_grow
         self.retract_every = config.debug_retract_every
         self.mixed = config.mixed_batch
         self.caching = config.prefix_cache
@@ -320,7 +321,7 @@ cdef class Scheduler:
     def integrity(self, bint thorough=True) -> None:
         """Raises SchedulerFault (or the cache's own fault) unless every page, slot and reference has exactly one owner.
 
-        Not thorough leaves out that each node is found by its key.
+        Not thorough leaves out that each node is found by its key, and the list of blocks on disk.
         """
         from tsd.scheduler.audit import audit
 

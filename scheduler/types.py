@@ -34,6 +34,9 @@ class SchedulerConfig:
     ageing_s: float = 30.0
     """A request blocked for so long is passed by no smaller one; and each such time in the queue counts as a level of
     priority against those that arrive later."""
+    room_to_grow: int = 1
+    """Pages left free for each running row when a request starts, twice as many when it was pushed out once. With 0,
+    what was just admitted is pushed out again by the next rows that grow."""
     host_pages: int = 0
     disk_blocks: int = 0
     disk_threshold_pages: int = 4

@@ -280,6 +280,17 @@ def test_a_request_that_was_blocked_for_long_is_passed_no_more(waited: float, pa
     assert order[0] == 1
 
 
+def test_room_to_grow_spares_most_retractions() -> None:
+    config = SchedulerConfig(max_num_seqs=16, max_model_len=512, num_pages=40, page_size=16)
+    specs = [RequestSpec(i, ids(8 + i % 16, i), 56) for i in range(64)]
+    found = []
+    for room in (0, 1):
+        outputs, _, scheduler = drive(replace(config, room_to_grow=room), specs, seed=3)
+        found.append((outputs, scheduler.counters["retractions"]))
+    assert found[0][0] == found[1][0]
+    assert 0 < 2 * found[1][1] < found[0][1]
+
+
 def test_waiting_counts_against_priority() -> None:
     config = replace(SMALL, max_num_seqs=1, ageing_s=10.0)
     scheduler = Scheduler(config)
