@@ -210,4 +210,17 @@ MUTANTS: tuple[Mutant, ...] = (
         "                pass\n            if r.flights == 0 and r.moves == 0:\n                drained",
     ),
     Mutant("prefix counted that did not come", MOVES, "        r.num_nodes = t.first\n", "        pass\n"),
+    Mutant(
+        "pin of a host page dropped with the first layers",
+        MOVES,
+        "    t.begun = 1\n",
+        "    t.begun = 1\n    s.index.unpin(t.nodes[t.count - 1])\n",
+    ),
+    Mutant("first layers taken for all", MOVES, "r.load = move_id", "r.load = -1"),
+    Mutant(
+        "pages of an aborted request freed when its copy ends, whatever runs",
+        MOVES,
+        "return drained(s, t.req) if r.flights == 0 else 0",
+        "return drained(s, t.req)",
+    ),
 )
