@@ -9,7 +9,7 @@ change (`copies` counts those), and its target may be read only by steps that wa
 """
 
 cimport numpy as cnp
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memcpy
 
@@ -276,7 +276,8 @@ cdef class Executor:
         """
         cdef int position, k, offset, end = start + count, size = self.page_size
         cdef int32_t cell = 1
-        cdef int32_t* held
+        cdef uint32_t* held
+        cdef uint32_t* weights
         cdef uint64_t h = 0
         cdef Record* record = self.oracle.recall(flight.ids[row])
         if record != NULL:
@@ -288,12 +289,11 @@ cdef class Executor:
             self.device[pages[position // size] * size + position % size] = cell
         if not flight.samples[row]:
             return 0
-        position = 0
         for k in range((end + size - 1) // size):
-            held = self.device + pages[k] * size
-            for offset in range(min(size, end - position)):
-                h += <uint64_t>held[offset] * self.oracle.weights[position + offset]
-            position += size
+            held = <uint32_t*>self.device + pages[k] * size
+            weights = self.oracle.weights + k * size
+            for offset in range(min(size, end - k * size)):
+                h += <uint64_t>held[offset] * weights[offset]
         flight.tokens[row] = self.oracle.token_of(h)
         self.slot_last[slot] = flight.tokens[row]
         return 0

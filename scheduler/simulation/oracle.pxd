@@ -1,4 +1,4 @@
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 
 cdef struct Record:
@@ -29,7 +29,7 @@ cdef class Oracle:
     cdef readonly int64_t tokens_checked
     cdef readonly list live
     cdef Record* records
-    cdef uint64_t* weights
+    cdef uint32_t* weights
     cdef int longest, vocab
     cdef bint has_room(self, int64_t request_id) noexcept
     cdef int open(self, object spec, list tokens) except -1

@@ -5,7 +5,7 @@ salt on. The token after a history is a weighted sum of all its cells, so one wr
 Knows nothing about pages, steps or the scheduler.
 """
 
-from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
@@ -33,11 +33,11 @@ cdef class Oracle:
         self.vocab = vocab
         self.live = []
         self.records = <Record*>calloc(MAX_RECORDS, sizeof(Record))
-        self.weights = <uint64_t*>calloc(longest + 1, sizeof(uint64_t))
+        self.weights = <uint32_t*>calloc(longest + 1, sizeof(uint32_t))
         if self.records == NULL or self.weights == NULL:
             raise MemoryError()
         for i in range(longest + 1):
-            self.weights[i] = absorb(seed + i, i) | 1
+            self.weights[i] = <uint32_t>(absorb(seed + i, i) >> 16) | 1
 
     def __dealloc__(self):
         cdef int i
@@ -95,7 +95,7 @@ cdef class Oracle:
     cdef void extend(self, Record* record, int token) noexcept:
         """What the history's cells and their hash are one token later."""
         record.cell = next_cell(record.cell, token)
-        record.hash += <uint64_t>record.cell * self.weights[record.hashed]
+        record.hash += <uint64_t><uint32_t>record.cell * self.weights[record.hashed]
         record.hashed += 1
 
     cdef int token_of(self, uint64_t h) noexcept:
