@@ -90,7 +90,7 @@ def test_aborts_in_every_phase_leave_nothing(config: EngineConfig, count: int) -
         phases = await abort_many(engine, count)
         await engine.settle()
         engine.check_nothing_held()
-        assert engine.engine.command(Command(1, "flush_cache")).ok
+        assert engine.engine.command(Command(1, "flush_cache", "disk")).ok
         await engine.settle()
         tiers = engine.engine.snapshot()["tiers"]
         for tier in ("device", "host"):
