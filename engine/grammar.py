@@ -10,6 +10,7 @@ state is a function of the grammar and the history alone.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections import OrderedDict
@@ -27,8 +28,7 @@ with stand_in("transformers"):
 CACHED_GRAMMARS = 256
 CACHE_BYTES = 256 * 1024 * 1024
 COMPILE_THREADS = 2
-MAX_WHITESPACE = 16
-"""Characters between two JSON tokens: enough to indent, too few for a model that falls into blank lines."""
+MAX_INDENT = 32
 _SPECIAL = re.compile(r"[^A-Za-z0-9_]")
 
 
@@ -146,7 +146,7 @@ class GrammarRow:
 
 def _compile(compiler: xgrammar.GrammarCompiler, grammar: Grammar) -> xgrammar.CompiledGrammar:
     if grammar.kind == "json_object":
-        return compiler.compile_json_schema('{"type": "object"}', max_whitespace_cnt=MAX_WHITESPACE)
+        return compiler.compile_grammar(schema_rules('{"type": "object"}'))
     if grammar.kind == "json_schema":
         return compiler.compile_grammar(schema_rules(grammar.text))
     if grammar.kind == "regex":
@@ -182,8 +182,8 @@ def schema_rules(schema: str) -> str:
     """The rules that a schema's JSON follows, as EBNF. Raises ValueError or RuntimeError for one that has none."""
     holes = SchemaHoles(schema)
     hidden = json.dumps(holes.hide(json.loads(schema)), ensure_ascii=False)
-    rules = str(xgrammar.Grammar.from_json_schema(hidden, max_whitespace_cnt=MAX_WHITESPACE))
-    return holes.reveal(plain_escapes(strict_strings(rules)))
+    rules = str(xgrammar.Grammar.from_json_schema(hidden))
+    return share_rules(holes.reveal(plain_escapes(strict_strings(rules))).replace(_ANY_SPACE, _SPACE)) + _INDENTS
 
 
 def tag_rules(value: Any) -> Any:
@@ -197,6 +197,35 @@ def tag_rules(value: Any) -> Any:
     return {key: item if key == "json_schema" else tag_rules(item) for key, item in value.items()}
 
 
+_RULE_TOKEN = re.compile(r"""(?s)"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|[A-Za-z_][A-Za-z0-9_]*""")
+
+
+def share_rules(rules: str) -> str:
+    """Rules of the same body become one: each rule is compiled by itself, a bounded string for a second."""
+    bodies = dict(line.split(" ::= ", 1) for line in rules.splitlines() if " ::= " in line)
+    while same := _doubles(bodies):
+        rename = functools.partial(_renamed, same)
+        bodies = {name: _RULE_TOKEN.sub(rename, body) for name, body in bodies.items() if name not in same}
+    return "\n".join(f"{name} ::= {body}" for name, body in bodies.items()) + "\n"
+
+
+def _doubles(bodies: dict[str, str]) -> dict[str, str]:
+    """Rule → an earlier one of the same body."""
+    first: dict[str, str] = {}
+    kept = {name: first.setdefault(body, name) for name, body in bodies.items() if name != "root"}
+    return {name: other for name, other in kept.items() if name != other}
+
+
+def _renamed(same: dict[str, str], match: re.Match[str]) -> str:
+    return same.get(match[0], match[0])
+
+
+_ANY_SPACE = r"[ \n\t]*"
+_SPACE = r'("" | [ ] | "\n" | "\n" tsd_indent1)'
+"""Between two JSON tokens: a model may indent, but not fall into blank lines or endless spaces. xgrammar's own bound on
+white space costs 60 ms of compilation a property; a rule that may be empty loses the comma after it."""
+_INDENTS = "".join(f"tsd_indent{n} ::= [ \\t] | [ \\t] tsd_indent{n + 1}\n" for n in range(1, MAX_INDENT))
+_INDENTS += f"tsd_indent{MAX_INDENT} ::= [ \\t]\n"
 _ESCAPE = re.compile(r"(?s)\\(?:x([0-9a-f]{2})|.)")
 
 
