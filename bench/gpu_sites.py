@@ -8,8 +8,9 @@ from types import SimpleNamespace
 
 import torch
 
-from tsd.kernels.triton import attention, linear
+from tsd.kernels.triton import attention, decode, linear
 from tsd.kernels.triton.norm import silu_mul
+from tsd.kernels.triton.tiling import Tiling
 
 
 @dataclass(frozen=True)
@@ -127,10 +128,12 @@ def gemv_plans(layer: Layer) -> list[linear.Gemv]:
 
 
 def skinny_plans(layer: Layer, rows: int) -> list[linear.Skinny]:
-    """Tilings worth timing for 2 to 64 rows: enough programs to fill the GPU, tiles that fit its shared memory."""
+    """Tilings worth timing for 2 to 128 rows: enough programs to fill the GPU, tiles that fit its shared memory."""
     lanes = 2 if layer.gated else 1
     found = []
-    for bn, warps in ((16, 4), (32, 4), (64, 4), (128, 8)):
+    for bn, warps in ((16, 4), (32, 4), (64, 4), (128, 8)) if rows <= 64 else ((64, 4), (64, 8), (128, 8)):
+        if rows * bn * lanes > 128 * 32 * warps:  # sums that no longer fit the registers
+            continue
         for split in (1, 2, 4, 8):
             blocks = -(-layer.n // bn) * split
             if blocks < 60 or (split > 1 and blocks > 600):
@@ -179,42 +182,21 @@ class PagedBuffers:
         self.gain = random(model.head_dim)
         self.cos_sin = torch.rand(length + 1, model.head_dim, device="cuda")
 
-    def launches(
-        self,
-        tiling: attention.Tiling,
-        *,
-        decode: bool,
-        splits: int = 1,
-        floor: int = 128,
-        target: int = 264,
-        ahead: int = 128,
-    ) -> list[Callable[[], object]]:
+    def launches(self, tiling: Tiling) -> list[Callable[[], object]]:
+        """Prefill with one tiling."""
+
         def one(cache: torch.Tensor) -> Callable[[], object]:
-            return lambda: attention.run(
-                self.q,
-                cache[0],
-                cache[1],
-                self.out,
-                self.batch,
-                self.model.head_dim**-0.5,
-                tiling,
-                decode=decode,
-                splits=splits,
-                floor=floor,
-                target=target,
-                ahead=ahead,
-            )
+            scale = self.model.head_dim**-0.5
+            return lambda: attention.prefill(self.q, cache[0], cache[1], self.out, self.batch, scale, tiling)
 
         return [one(cache) for cache in self.caches]
 
-    def fused_launches(
-        self, function: Callable[..., torch.Tensor] = attention.rope_decode
-    ) -> list[Callable[[], object]]:
+    def fused_launches(self) -> list[Callable[[], object]]:
         """Decode with norms, rope and cache write in the same launch."""
         model = self.model
 
         def one(cache: torch.Tensor) -> Callable[[], object]:
-            return lambda: function(
+            return lambda: decode.rope_decode(
                 self.qkv,
                 cache[0],
                 cache[1],

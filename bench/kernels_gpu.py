@@ -19,7 +19,7 @@ import torch
 from tsd.bench.gpu_sites import MODELS, Dense, LayerBuffers, PagedBuffers, layers_of, paged_batch, random
 from tsd.bench.gpu_timing import copies_for, graph_of, microseconds
 from tsd.kernels.sampling.types import SamplingState, greedy_state
-from tsd.kernels.triton import attention, attention_shared, embedding, invariant, linear, norm, rope, sampling
+from tsd.kernels.triton import attention, decode, embedding, invariant, linear, norm, rope, sampling
 from tsd.kernels.weight import Weight, dense
 
 COPY_RATE = 4.30e6
@@ -86,19 +86,15 @@ def time_attention(rows: list[Row]) -> None:
 
 
 def time_shared(rows: list[Row]) -> None:
-    """Decode of 32 sessions of 3,400 keys whose first 3,008 are the same memory, and of rows that share nothing."""
+    """Decode of 32 sessions of 3,400 keys whose first 3,008 are the same memory, and of the same that share nothing."""
     for name in MODELS:
         model = MODELS[name]
-        for length, common in ((3400, 3008), (1100, 0)):
-            nbytes = (32 * (length - common) + common) * model.num_kv * model.head_dim * 4
-            buffers = PagedBuffers(model, 32, length, 64, 1, copies_for(nbytes))
+        for common in (3008, 0):
+            nbytes = (32 * (3400 - common) + common) * model.num_kv * model.head_dim * 4
+            buffers = PagedBuffers(model, 32, 3400, 64, 1, 2)
             buffers.batch.page_table[:, : common // 64] = buffers.batch.page_table[0, : common // 64].clone()
-            for op, function in (
-                ("shared: plain", attention.rope_decode),
-                ("shared: joint", attention_shared.rope_decode),
-            ):
-                us = microseconds(buffers.fused_launches(function), fill=8)
-                report(rows, op, f"{name} 32x{length} {common} common", us, nbytes / COPY_RATE)
+            us = microseconds(buffers.fused_launches(), fill=8)
+            report(rows, "shared prefix", f"{name} 32x3400 {common} common", us, nbytes / COPY_RATE)
             del buffers
 
 
@@ -185,7 +181,7 @@ class StepBuffers:
         scale = self.model.head_dim**-0.5
         if not fused:
             return attention.paged(self.rope(qkv, layer), k, v, self.batch, scale)
-        return attention.rope_decode(
+        return decode.rope_decode(
             qkv,
             k,
             v,

@@ -13,7 +13,6 @@ import json
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -30,9 +29,9 @@ from tsd.bench.gpu_sites import (
     skinny_plans,
 )
 from tsd.bench.gpu_timing import copies_for, microseconds
-from tsd.kernels.triton import attention, linear
+from tsd.kernels.triton import linear
+from tsd.kernels.triton.tiling import Tiling
 
-Launch = Callable[[], object]
 ROWS = (1, 16, 32, 64)
 COPY_RATE = 4.30e6
 """Bytes a microsecond: the copy bandwidth measured on an H200."""
@@ -47,45 +46,18 @@ class PagedCase(NamedTuple):
 
 
 PAGED = (
-    PagedCase("qwen3-8b", 32, 4096, 1, 64),
-    PagedCase("qwen3-0.6b", 32, 4096, 1, 64),
-    PagedCase("qwen3-8b", 32, 1100, 1, 64),
-    PagedCase("qwen3-8b", 1, 300, 1, 64),
-    PagedCase("qwen3-8b", 1, 4096, 1, 64),
-    PagedCase("qwen3-8b", 256, 600, 1, 64),
-    PagedCase("qwen3-8b", 32, 4096, 1, 16),
     PagedCase("qwen3-8b", 4, 4096, 2048, 64),
     PagedCase("qwen3-0.6b", 4, 4096, 2048, 64),
+    PagedCase("qwen3-8b", 3, 3300, 230, 64),
+    PagedCase("qwen3-8b", 32, 3300, 230, 64),
+    PagedCase("qwen3-0.6b", 4, 1024, 1024, 64),
 )
-DECODE_TILINGS = [
-    attention.Tiling(16, keys, warps, stages)
-    for keys, warps, stages in ((32, 2, 7), (64, 2, 5), (64, 4, 3), (64, 4, 5), (64, 4, 7), (128, 4, 5))
-]
-PREFILL_TILINGS = [
-    attention.Tiling(rows, keys, warps, stages)
+TILINGS = [
+    Tiling(rows, keys, warps, stages)
     for rows, keys, warps, stages in (
         (64, 64, 4, 5), (64, 64, 4, 7), (64, 128, 4, 5), (64, 32, 4, 7), (128, 64, 8, 5), (128, 64, 8, 7),
     )
 ]  # fmt: skip
-
-
-class PagedChoice(NamedTuple):
-    """A tiling and how decode is cut; see `attention.run`."""
-
-    tiling: attention.Tiling
-    target: int
-    floor: int
-    ahead: int
-
-
-def paged_choices(case: PagedCase) -> list[PagedChoice]:
-    if case.query > 1:
-        return [PagedChoice(tiling, 264, 128, 0) for tiling in PREFILL_TILINGS]
-    if case.rows == 1:
-        cuts = [(264, floor, ahead) for floor in (64, 128, 256, 512) for ahead in (0, 128)]
-    else:
-        cuts = [(target, 128, ahead) for target in (132, 264, 396, 528) for ahead in (0, 128)]
-    return [PagedChoice(tiling, *cut) for tiling in DECODE_TILINGS for cut in cuts]
 
 
 def linear_tasks(rows_wanted: tuple[int, ...] = ROWS) -> list[tuple[Layer, int, linear.Gemv | linear.Skinny]]:
@@ -110,33 +82,14 @@ def compile_share(share: int, shares: int, rows_wanted: tuple[int, ...]) -> list
             LayerBuffers(replace(layer, n=256), rows, 1).launches(plan)[0]()
         except Exception as error:  # a tiling that does not fit is simply not a candidate
             failed.append(f"{layer.role} {rows} {plan}: {type(error).__name__}")
-    cases = dict.fromkeys(
-        (case._replace(rows=min(case.rows, 32), length=128, query=min(case.query, 64)), choice._replace(target=264))
-        for case in PAGED
-        for choice in paged_choices(case)
-    )
-    for case, choice in list(cases)[share::shares]:
+    cases = dict.fromkeys((case._replace(length=128, query=64), tiling) for case in PAGED for tiling in TILINGS)
+    for case, tiling in list(cases)[share::shares]:
         try:
-            paged_launches(PagedBuffers(MODELS[case.model], *case[1:3], case.page_size, case.query, 1), case, choice)[
-                0
-            ]()
+            PagedBuffers(MODELS[case.model], *case[1:3], case.page_size, case.query, 1).launches(tiling)[0]()
         except Exception as error:
-            failed.append(f"{case} {choice}: {type(error).__name__}")
+            failed.append(f"{case} {tiling}: {type(error).__name__}")
     torch.cuda.synchronize()
     return failed
-
-
-def paged_launches(buffers: PagedBuffers, case: PagedCase, choice: PagedChoice) -> list[Launch]:
-    """Launches of one attention case over rotating caches."""
-    splits = attention.splits_for(case.rows, buffers.model.num_kv) if case.query == 1 else 1
-    return buffers.launches(
-        choice.tiling,
-        decode=case.query == 1,
-        splits=splits,
-        floor=choice.floor,
-        target=choice.target,
-        ahead=choice.ahead,
-    )
 
 
 def compile_all(processes: int, rows_wanted: tuple[int, ...]) -> list[str]:
@@ -182,24 +135,23 @@ def tune_linear(
 
 
 def tune_paged() -> list[str]:
-    """Times attention tilings; a report line a case."""
+    """Times tilings of prefill; a report line each."""
     lines = []
     for case in PAGED:
         model = MODELS[case.model]
         nbytes = case.rows * case.length * model.num_kv * model.head_dim * 4
         flops = 4 * case.rows * case.query * (case.length - case.query / 2) * model.num_q * model.head_dim
         buffers = PagedBuffers(model, case.rows, case.length, case.page_size, case.query, copies_for(nbytes))
-        timed: list[tuple[float, PagedChoice]] = []
-        for choice in paged_choices(case):
+        timed: list[tuple[float, Tiling]] = []
+        for tiling in TILINGS:
             try:
-                timed.append((microseconds(paged_launches(buffers, case, choice), replays=3, fill=8), choice))
+                timed.append((microseconds(buffers.launches(tiling), replays=3, fill=8), tiling))
             except Exception as error:
-                lines.append(f"failed {case} {choice}: {error}")
+                lines.append(f"failed {case} {tiling}: {error}")
         timed.sort(key=lambda entry: entry[0])
-        for us, (tiling, *cut) in timed[:6]:
-            rate = f"{nbytes / us / 1e6:.2f} TB/s" if case.query == 1 else f"{flops / us / 1e6:.0f} TFLOP/s"
-            shape = f"{tiling.rows},{tiling.keys},{tiling.warps},{tiling.stages}"
-            lines.append(f"{'/'.join(map(str, case)):32} {us:8.2f} us {rate} {shape} {cut}")
+        lines += [
+            f"{'/'.join(map(str, case)):32} {us:8.2f} us {flops / us / 1e6:.0f} TFLOP/s {tuple(t)}" for us, t in timed
+        ]
         del buffers
     return lines
 

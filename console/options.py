@@ -173,6 +173,13 @@ OPTIONS: tuple[Option, ...] = (
     Option("prefix-cache", bool, True, "reuse the KV pages of equal prefixes", MEMORY),
     Option("max-num-seqs", positive, 0, "requests that run at once; 64 on the CPU, 256 on a GPU", SCHEDULING),
     Option("chunked-prefill-size", positive, 0, "token budget of one step", SCHEDULING),
+    Option(
+        "mixed-chunk-size",
+        positive,
+        0,
+        "the same of a step that also decodes; by the model's size on a GPU",
+        SCHEDULING,
+    ),
     Option("mixed-batch", bool, True, "prefill and decode in one step", SCHEDULING),
     Option("max-queued-requests", positive, 4096, "waiting requests before new ones get 429", SCHEDULING),
     Option("max-queued-tokens", positive, 16 * 1024 * 1024, "waiting prompt tokens before 429", SCHEDULING),

@@ -152,6 +152,7 @@ def memory_for(config: EngineConfig, model: Decoder, device: torch.device, still
         config,
         model_max_len=model.config.max_position_embeddings,
         bytes_per_token=model.kv.bytes_per_token,
+        layer_parameters=model.layer_parameters,
         free_bytes=free - still_to_load,
         total_bytes=total,
     )

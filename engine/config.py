@@ -26,6 +26,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int = 0
     max_total_tokens: int = 0
     chunked_prefill_size: int = 0
+    mixed_chunk_size: int = 0
     mixed_batch: bool = True
     prefix_cache: bool = True
     gpu_memory_utilization: float = 0.9

@@ -68,6 +68,7 @@ class Engine:
                 num_pages=memory.num_pages,
                 page_size=memory.page_size,
                 chunked_prefill_size=memory.chunked_prefill_size,
+                mixed_chunk_size=memory.mixed_chunk_size,
                 mixed_batch=config.mixed_batch,
                 prefix_cache=config.prefix_cache,
                 max_in_flight=2 if config.overlap else 1,

@@ -17,6 +17,10 @@ CPU_KV_BYTES = 512 << 20
 GPU_RESERVE = 2 * GIB
 """For activations of a full prefill chunk, graphs and libraries, where the start has not measured them yet."""
 
+MIXED_WORK = 14_000_000_000_000
+"""Tokens times parameters of a step that also decodes: 40 ms of matrix products at 700 TFLOP/s."""
+LEAST_MIXED = 512
+
 
 @dataclass(frozen=True)
 class MemoryPlan:
@@ -28,6 +32,7 @@ class MemoryPlan:
     max_model_len: int
     max_num_seqs: int
     chunked_prefill_size: int
+    mixed_chunk_size: int
     host_pages: int
     disk_blocks: int
     reasons: dict[str, str]
@@ -51,13 +56,22 @@ class MemoryPlan:
             ("max-model-len", f"{self.max_model_len:,}", self.reasons["max_model_len"]),
             ("max-num-seqs", f"{self.max_num_seqs:,}", self.reasons["max_num_seqs"]),
             ("chunked-prefill-size", f"{self.chunked_prefill_size:,}", self.reasons["chunk"]),
+            ("mixed-chunk-size", f"{self.mixed_chunk_size:,}", self.reasons["mixed"]),
         ]
 
 
 def plan_memory(
-    config: EngineConfig, *, model_max_len: int, bytes_per_token: int, free_bytes: int, total_bytes: int
+    config: EngineConfig,
+    *,
+    model_max_len: int,
+    bytes_per_token: int,
+    free_bytes: int,
+    total_bytes: int,
+    layer_parameters: int = 0,
 ) -> MemoryPlan:
     """`free_bytes` is what the device has left once the weights are in; `total_bytes` is all it has.
+
+    `layer_parameters` are the weights that every token meets, so without the vocabulary's; 0 where not known.
 
     Raises ConfigurationError where settings contradict each other and OutOfDeviceMemory where they do not fit.
     """
@@ -76,6 +90,11 @@ def plan_memory(
     )
     chunk = config.chunked_prefill_size or (4096 if on_gpu else 512)
     reasons["chunk"] = "--chunked-prefill-size" if config.chunked_prefill_size else "default"
+    mixed, reasons["mixed"] = min(config.mixed_chunk_size or chunk, chunk), "as chunked-prefill-size"
+    if config.mixed_chunk_size:
+        reasons["mixed"] = "--mixed-chunk-size"
+    elif on_gpu and layer_parameters and (bound := -(-MIXED_WORK // layer_parameters // 64) * 64) < chunk:
+        mixed, reasons["mixed"] = max(LEAST_MIXED, bound), "how long decoding rows may wait, by the model's size"
     if chunk < max_num_seqs:
         raise ConfigurationError(
             f"--chunked-prefill-size {chunk} is less than --max-num-seqs {max_num_seqs}: each running request "
@@ -124,6 +143,7 @@ def plan_memory(
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         chunked_prefill_size=chunk,
+        mixed_chunk_size=mixed,
         host_pages=host_pages,
         disk_blocks=int(config.disk_cache_gb * GIB) // (page_size * bytes_per_token),
         reasons=reasons,

@@ -101,6 +101,7 @@ def sketch(config: EngineConfig, platform: Platform, memory_bytes: int) -> Sketc
         config,
         model_max_len=model_config.max_position_embeddings,
         bytes_per_token=whole.kv.bytes_per_token,
+        layer_parameters=whole.layer_parameters,
         free_bytes=memory_bytes - whole.weight_bytes,
         total_bytes=memory_bytes,
     )

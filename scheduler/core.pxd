@@ -14,7 +14,7 @@ from tsd.scheduler.withheld cimport Withheld
 cdef class Scheduler:
     cdef readonly object config
     cdef readonly object journal
-    cdef int page_size, max_slots, max_pages, chunk, max_flights, window, retract_every, room_to_grow
+    cdef int page_size, max_slots, max_pages, chunk, mixed_chunk, max_flights, window, retract_every, room_to_grow
     cdef bint mixed, caching, last_was_prefill, sharing
     cdef int64_t told_evictions
     cdef double told_at

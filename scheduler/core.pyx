@@ -45,13 +45,14 @@ cdef class Scheduler:
         cdef int i
         if config.page_size < 1 or config.num_pages < 1 or config.max_num_seqs < 1 or config.max_in_flight < 1:
             raise ValueError("page_size, num_pages, max_num_seqs and max_in_flight must be at least 1")
-        if config.chunked_prefill_size < 1 or config.max_model_len < 2:
-            raise ValueError("chunked_prefill_size must be at least 1 and max_model_len at least 2")
+        if config.chunked_prefill_size < 1 or config.mixed_chunk_size < 0 or config.max_model_len < 2:
+            raise ValueError("chunked_prefill_size must be at least 1, mixed_chunk_size 0, max_model_len 2")
         self.config = config
         self.page_size = config.page_size
         self.max_slots = config.max_num_seqs
         self.max_pages = min(config.num_pages, (config.max_model_len + self.page_size - 1) // self.page_size)
         self.chunk = config.chunked_prefill_size
+        self.mixed_chunk = min(config.mixed_chunk_size or self.chunk, self.chunk)
         self.max_flights = config.max_in_flight
         self.window = config.overtake_window
         self.ageing = config.ageing_s
@@ -173,7 +174,7 @@ cdef class Scheduler:
     def next_plan(self, double now):
         """The next step, or None when nothing can run or max_in_flight plans are out."""
         cdef Build build
-        cdef int i, at, num_decode = 0, page
+        cdef int i, at, num_decode = 0, budget, page
         cdef Req* r
         if now >= self.soonest:
             expire(self, now)
@@ -201,8 +202,9 @@ cdef class Scheduler:
             i += 1
         if self.mixed:
             num_decode = decode_rows(self, build)
-            if num_decode < self.chunk:
-                fill(self, build, self.chunk - num_decode, now)
+            budget = self.chunk if num_decode == 0 else min(self.chunk, max(self.mixed_chunk, 8 * num_decode))
+            if num_decode < budget:
+                fill(self, build, budget - num_decode, now)
         else:
             if not (self.last_was_prefill and self.num_running):
                 fill(self, build, self.chunk, now)

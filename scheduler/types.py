@@ -24,6 +24,9 @@ class SchedulerConfig:
     page_size: int = 16
     chunked_prefill_size: int = 2048
     """Token budget of one step, decode rows included."""
+    mixed_chunk_size: int = 0
+    """The same of a step that has decode rows, which wait for its prefill rows; 0 is chunked_prefill_size. Grows to
+    8 tokens for each decode row, so that prefill keeps its share of the work when many rows decode."""
     mixed_batch: bool = True
     prefix_cache: bool = True
     max_in_flight: int = 2

@@ -193,7 +193,8 @@ class CudaExecutor:
         if bad.any():
             result.failed = tuple(int(row) for row in flight.rows[bad])
         result.tokens[flight.rows] = np.maximum(drawn, 0)
-        self.rows.sampling.sampled(plan.slots[flight.rows], result.tokens[flight.rows])
+        if self.rows.sampling.edits or self.rows.sampling.grammars:
+            self.rows.sampling.sampled(plan.slots[flight.rows], result.tokens[flight.rows])
         if flight.sampled is not None:
             sampled, wanted = flight.sampled
             found = logprobs_of(sampled, wanted)
@@ -225,18 +226,19 @@ class CudaExecutor:
     def _launch_greedy(self, plan: ExecutionPlan) -> bool:
         """The step that runs most often, with no more than its six driver calls; False where it does not apply."""
         rows = plan.num_rows
-        if not rows or plan.num_decode != rows or plan.moves or len(plan.zero_pages) or self._origin is not None:
+        if not rows or plan.num_decode != rows or plan.moves or len(plan.zero_pages):
             return False
-        slots = plan.slots[:rows]
-        sampling = self.rows.sampling
         bucket = self.decode.bucket(rows)
-        if bucket is None or sampling.temperature[slots].any() or not sampling.is_plain(slots):
+        if bucket is None or not self.rows.sampling.is_greedy(plan.slots[:rows]):
             return False
         if len(plan.table_slots) > UPDATES:
             return False
+        began = self._event()
         self.decode.stage(plan, bucket)
         self.decode.run_greedy(bucket)
         flight = Flight(plan, self.tokens.next(), self._all_rows[:rows])
+        if began is not None and (ended := self._event()) is not None:
+            flight.events = (began, ended)
         self._flights.append(flight)
         self.tokens.bring_back(flight.ring, rows)
         return True
@@ -288,7 +290,9 @@ class CudaExecutor:
                 state = self.rows.sampling.state(slots, token_index, self.device)
                 self._keep(flight, self._sample(logits[: len(chosen)], state), there, slots)
 
-            if self.rows.sampling.needs_last_token(slots):
+            if self.rows.sampling.is_greedy(slots):
+                self.decode.draw_greedy(logits[: len(chosen)], there)
+            elif self.rows.sampling.needs_last_token(slots):
                 flight.finish = draw
             else:
                 draw()

@@ -7,6 +7,7 @@ greedy sampling. Knows slots and pages; what a step's tokens are for is the exec
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -55,6 +56,7 @@ class DecodeSteps:
         self.staging = Staging(most, max_rows * pages, self.device, landing)
         self._inputs = torch.zeros((4, most), dtype=torch.int32, device=self.device)
         self._row_table = torch.zeros((most, pages), dtype=torch.int32, device=self.device)
+        self._greedy_state = greedy_state(most, self.device)
         self._row_index = torch.arange(most + 1, dtype=torch.int32, device=self.device)
         buckets = buckets_for(max_rows) if use_graphs else []
         self.greedy_graphs = StepGraphs(buckets, stream)
@@ -169,10 +171,16 @@ class DecodeSteps:
 
     def greedy(self, rows: int) -> torch.Tensor:
         """A whole greedy step; tokens [rows], already fed to the next step."""
-        logits = self.forward(rows)
-        sampled = self._sample(logits, greedy_state(rows, self.device))
-        out = self.tokens.device[:rows]
-        self._feed(sampled.tokens, self.staging.device.fields["slots"][:rows], self.last_token, out)
+        return self.draw_greedy(self.forward(rows), self.staging.device.fields["slots"][:rows])
+
+    def draw_greedy(self, logits: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        """Each row's likeliest token [rows], fed to the next step and put on its way to the host."""
+        rows = len(logits)
+        state, out = _first_rows(self._greedy_state, rows), self.tokens.device[:rows]
+        if self._sample.spec.name == "triton":  # this one feeds the token as it draws it
+            self._sample(logits, state, out=out, feed=self.last_token, feed_rows=slots)
+        else:
+            self._feed(self._sample(logits, state).tokens, slots, self.last_token, out)
         return out
 
     def send_updates(self, plan: ExecutionPlan) -> None:
@@ -195,3 +203,16 @@ class DecodeSteps:
         total = 2 * len(self.buckets)
         self.greedy_graphs.capture(self.greedy, lambda done, _: report(done / total))
         self.forward_graphs.capture(self.forward, lambda done, _: report(0.5 + done / total))
+
+
+def _first_rows(state: SamplingState, rows: int) -> SamplingState:
+    """The first rows of a state whose options are off."""
+    return replace(
+        state,
+        temperature=state.temperature[:rows],
+        top_k=state.top_k[:rows],
+        top_p=state.top_p[:rows],
+        min_p=state.min_p[:rows],
+        seeds=state.seeds[:rows],
+        token_index=state.token_index[:rows],
+    )

@@ -41,9 +41,13 @@ class SlotSampling:
         self.logprobs = np.full(max_num_seqs, -1, np.int32)
         self.edits: dict[int, Edits] = {}
         self.grammars: dict[int, GrammarRow] = {}
+        self._changes = 0
+        self._asked: tuple[int, bytes] = (0, b"")
+        self._greedy = False
 
     def admit(self, slot: int, submit: Submit, seed: int, history: np.ndarray, num_prompt: int) -> None:
         params = submit.sampling
+        self._changes += 1
         self.temperature[slot] = params.temperature
         self.top_k[slot] = 0 if params.top_k >= self.vocab_size else params.top_k
         self.top_p[slot] = params.top_p
@@ -62,6 +66,7 @@ class SlotSampling:
 
     def constrain(self, slot: int, row: GrammarRow | None) -> None:
         """The slot's place in its grammar, or None."""
+        self._changes += 1
         if row is None:
             self.grammars.pop(slot, None)
         else:
@@ -80,7 +85,7 @@ class SlotSampling:
         )
 
     def sampled(self, slots: np.ndarray, tokens: np.ndarray) -> None:
-        """Tells the sparse state what its rows drew."""
+        """Tells the sparse state, if there is any, what its rows drew."""
         if self.grammars:
             for slot, token in zip(slots.tolist(), tokens.tolist(), strict=True):
                 row = self.grammars.get(slot)
@@ -97,6 +102,13 @@ class SlotSampling:
         if (self.logprobs[slots] >= 0).any() or self.is_constrained(slots):
             return False
         return not self.edits or not any(slot in self.edits for slot in slots.tolist())
+
+    def is_greedy(self, slots: np.ndarray) -> bool:
+        """Whether these rows draw their likeliest token and ask for nothing else. The last answer is remembered."""
+        asked = self._changes, slots.tobytes()
+        if asked != self._asked:
+            self._asked, self._greedy = asked, not self.temperature[slots].any() and self.is_plain(slots)
+        return self._greedy
 
     def is_filtered(self, slots: np.ndarray) -> bool:
         return bool(self.top_k[slots].any() or (self.top_p[slots] < 1).any() or self.min_p[slots].any())

@@ -159,6 +159,13 @@ class Decoder:
         return sum(torch.Size(shape).numel() for shape in self.tensors().values())
 
     @property
+    def layer_parameters(self) -> int:
+        """The same without the vocabulary's tables."""
+        config = self.config
+        tables = 1 if config.tie_word_embeddings else 2
+        return self.num_parameters - tables * config.vocab_size * config.hidden_size
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of device memory that the weights take (planned before loading, held afterwards)."""
         return sum(layer.weight_bytes for layer in self.layers())

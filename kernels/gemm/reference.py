@@ -22,7 +22,8 @@ def linear(
     """y [T, N] = f(x) @ w.T + bias + residual, in x's dtype.
 
     f is RMS norm with `norm` [K] and eps when given, and with act="silu_mul" (x is [T, 2K] = gate | up)
-    silu(gate) * up. residual is [T, N]. Raises ValueError for an unknown `act`.
+    silu(gate) * up. residual is [T, N]; a kernel may give its memory to the result.
+    Raises ValueError for an unknown `act`.
     """
     if act == "silu_mul":
         gate, up = x.chunk(2, dim=-1)

@@ -6,8 +6,9 @@ A kernel launched with `launch_pdl=True` may start while the one before it still
  3. calls `wait_previous` in every program, early exits included: it returns when the kernel before has ended and its
     writes are visible. Because that kernel did the same, everything before it has ended too.
 
-The first kernel of a step (`embedding.lookup`) is launched without the attribute, so whatever a step's
-preparation wrote (lengths, page tables) counts as constant for all the others.
+The first kernel of a step (`embedding.lookup`) waits before it lets its successor go, so whatever a step's
+preparation wrote (lengths, page tables) counts as constant for all the others. A kernel may also do both to run beside
+its predecessor: see `shared.py` and `paged.py`, where prefill does not wait for decode until its end.
 Knows nothing about what the kernels compute.
 """
 

@@ -1,13 +1,18 @@
-"""Decode of rows that begin alike, as sessions on one system prompt do: the keys they share are read once a group.
+"""Decode: one launch attends from every row of one token to its keys, those that rows have in common read once a group.
 
 `share_kernel` runs once a step: of each group of GROUP neighbouring rows it finds how many leading pages they have in
-common, by comparing page tables (the prefix cache shares pages, so equal numbers mean the same memory). A row is a
-member if it has at least half as many in common with the group's first row as the best has; all members share what the
-least of them does, and nothing unless that saves enough reading.
+common, by comparing page tables (the prefix cache shares pages, so equal numbers mean the same memory). The first row
+that begins as most do leads the group, and a row is a member if it has at least half as many pages in common with it as
+the best has; all members share what the least of them does, and nothing unless that saves enough reading.
 
-`shared_kernel` then has two kinds of programs. One kind attends from all members' queries at once, folded into one
-tile, to a chunk of the common keys. The other attends from one row to a chunk of its own keys, and norms, turns and
-writes the new one. Each leaves its part, and `merge_kernel` adds a row's parts in order.
+`shared_kernel` then has two kinds of programs. The first ones attend from all members' queries at once, folded into one
+tile, to a chunk of the common keys. The others attend from one row to a chunk of its own keys, and norm, turn and write
+the new one. Each leaves its part; the last program of a row's own adds the row's parts in order, for which it waits
+until the common ones of its group are there. Those programs come first in the grid and wait for none, so it cannot wait
+in vain. A row that shares nothing and is not cut is written at once.
+
+With BESIDE the kernel before lets this one go only when its own predecessor has ended (LATE in `paged.py`). Decode then
+runs beside prefill, which fills few multiprocessors when its chunk is small, and waits for it at its end.
 """
 
 from __future__ import annotations
@@ -15,7 +20,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tsd.kernels.triton.paged import _blocks
+from tsd.kernels.triton.merge import merge_parts
+from tsd.kernels.triton.paged import fold_blocks
 from tsd.kernels.triton.pdl import start_next, wait_previous
 from tsd.kernels.triton.rope import turned
 
@@ -29,16 +35,24 @@ def share_kernel(
     rows,
     shares,
     group_shares,
+    ready,
     PAGE: tl.constexpr,
     GROUP: tl.constexpr,
     BP: tl.constexpr,
     LEAST: tl.constexpr,
+    CALLS: tl.constexpr,
+    HEADS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """shares [rows]: keys a row has in common with its group, or 0; group_shares [groups]. Grid: groups."""
+    """shares [rows]: keys a row has in common with its group, or 0; group_shares [groups]. Grid: groups.
+
+    Also zeroes ready int32 [CALLS, groups, HEADS].
+    """
     start_next(PDL)
     wait_previous(PDL)
     group = tl.program_id(0)
+    calls = tl.arange(0, CALLS)[:, None] * tl.num_programs(0) + group
+    tl.store(ready + calls * HEADS + tl.arange(0, HEADS)[None, :], tl.zeros([CALLS, HEADS], tl.int32))
     r = tl.arange(0, GROUP)
     row = group * GROUP + r
     inside = row < rows
@@ -46,7 +60,11 @@ def share_kernel(
     # Only pages that the step does not write: those before the one of the newest key.
     whole = (tl.load(kv_lens + row, mask=inside, other=1) - 1) // PAGE
     whole = tl.where(count == 1, whole, 0)
-    leader = tl.min(tl.where(whole > 0, row, 2147483647), 0)
+    # The leader begins as most do: a stranger in the first place must not keep the others apart.
+    opening = tl.load(page_table + row.to(tl.int64) * table_stride, mask=whole > 0, other=-1)
+    fellows = tl.sum(((opening[:, None] == opening[None, :]) & (whole > 0)[None, :]).to(tl.int32), 1)
+    fellows = tl.where(whole > 0, fellows, 0)
+    leader = tl.min(tl.where((fellows > 0) & (fellows == tl.max(fellows, 0)), row, 2147483647), 0)
     alike = whole
     other = tl.where(row == leader, 0, whole)
     reach = tl.max(other, 0)
@@ -95,7 +113,7 @@ def _common_chunk(common, BN: tl.constexpr, SHARED: tl.constexpr):
 
 @triton.jit(
     do_not_specialize=["table_stride", "rows", "splits", "target", "floor"],
-    do_not_specialize_on_alignment=["query_start", "kv_lens", "kv_slots"],
+    do_not_specialize_on_alignment=["query_start", "kv_lens", "kv_slots", "ready"],
 )
 def shared_kernel(
     q,
@@ -103,8 +121,10 @@ def shared_kernel(
     v_cache,
     out,
     partial,
+    arrivals,
     shares,
     group_shares,
+    ready,
     query_start,
     kv_lens,
     kv_slots,
@@ -135,12 +155,18 @@ def shared_kernel(
     R: tl.constexpr,
     Q_NORM: tl.constexpr,
     K_NORM: tl.constexpr,
+    MOST: tl.constexpr,
+    BESIDE: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """As `paged_kernel` with DECODE; grid (ceil(rows / GROUP) * SHARED + rows * splits) * HKV, GROUP * G <= BM.
+    """q [T, HKV*G, D], out [T, HKV*G*D], caches [pages, PAGE, HKV, D]; scale includes log2 e. Rows of one token only.
 
+    ROPE: q is qkv [T, (HKV*G + 2*HKV) * D], cos_sin float32 [positions, R]. A row's own keys are cut into as many
+    chunks as balance the whole batch's work over `target` programs, at most `splits`, none of less than `floor` keys.
+    Grid (ceil(rows / GROUP) * SHARED + rows * splits) * HKV; GROUP * G <= BM, BB >= rows, MOST >= splits + SHARED.
     partial float32 [rows * HKV, splits + SHARED, GP * (DP + 2)]: chunks of a row's own keys, then of the common ones.
+    arrivals int32 [rows * HKV], zero before and after; ready int32 [groups, HKV], zero before.
     """
     start_next(PDL)
     program = tl.program_id(0)
@@ -157,7 +183,8 @@ def shared_kernel(
     top = tl.full([BM], -float("inf"), tl.float32)
     weight = tl.zeros([BM], tl.float32)
     acc = tl.zeros([BM, DP], tl.float32)
-    wait_previous(PDL)
+    if not BESIDE:
+        wait_previous(PDL)
     if place < common_places:
         group = place // SHARED
         part = place % SHARED
@@ -180,7 +207,7 @@ def shared_kernel(
             leader = tl.min(tl.where(member, row, 2147483647), 0)
             table = page_table + leader.to(tl.int64) * table_stride
             seen = tl.where(member, end, 0)
-            top, weight, acc = _blocks(
+            top, weight, acc = fold_blocks(
                 queries, k_head, v_head, table, seen, top, weight, acc, begin, end, end, scale,
                 HKV * D, D, DP, PAGE, BN, STAGES, True, PRECISION,
             )  # fmt: skip
@@ -189,6 +216,8 @@ def shared_kernel(
             tl.store(parts[:, None] + (g * DP)[:, None] + d[None, :], acc, mask=member[:, None])
             tl.store(parts + GP * DP + g, top, mask=member)
             tl.store(parts + GP * (DP + 1) + g, weight, mask=member)
+            tl.debug_barrier()
+            tl.atomic_add(ready + group * HKV + head, 1, sem="acq_rel")
     else:
         place -= common_places
         split = place % splits
@@ -221,76 +250,38 @@ def shared_kernel(
             begin = own + split * chunk
             end = tl.minimum(begin + chunk, length)
             seen = tl.where(live, length, 0)
-            top, weight, acc = _blocks(
+            top, weight, acc = fold_blocks(
                 queries, k_head, v_head, table, seen, top, weight, acc, begin, end, end, scale,
                 HKV * D, D, DP, PAGE, BN, STAGES, True, PRECISION,
             )  # fmt: skip
+            here = out + (start * HKV + head) * (G * D)
             if (active == 1) & (own == 0):
-                here = out + (start * HKV + head) * (G * D) + m[:, None] * D + d[None, :]
                 safe = tl.where(weight > 0.0, weight, 1.0)
-                tl.store(here, (acc / safe[:, None]).to(out.dtype.element_ty), mask=live[:, None] & live_d[None, :])
+                cells = here + m[:, None] * D + d[None, :]
+                tl.store(cells, (acc / safe[:, None]).to(out.dtype.element_ty), mask=live[:, None] & live_d[None, :])
             else:
-                parts = partial + ((row * HKV + head).to(tl.int64) * (splits + SHARED) + split) * SIZE
-                tl.store(parts + m[:, None] * DP + d[None, :], acc, mask=live[:, None])
-                tl.store(parts + GP * DP + m, top, mask=live)
-                tl.store(parts + GP * (DP + 1) + m, weight, mask=live)
-
-
-@triton.jit(
-    do_not_specialize=["rows", "splits", "target", "floor"], do_not_specialize_on_alignment=["query_start", "kv_lens"]
-)
-def merge_kernel(
-    out,
-    partial,
-    shares,
-    group_shares,
-    query_start,
-    kv_lens,
-    rows,
-    splits,
-    target,
-    floor,
-    HKV: tl.constexpr,
-    G: tl.constexpr,
-    GP: tl.constexpr,
-    D: tl.constexpr,
-    DP: tl.constexpr,
-    BN: tl.constexpr,
-    BB: tl.constexpr,
-    GROUP: tl.constexpr,
-    SHARED: tl.constexpr,
-    MOST: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """Adds the parts that `shared_kernel` left for each row and head. Grid rows * HKV; MOST >= splits + SHARED."""
-    start_next(PDL)
-    unit = tl.program_id(0)
-    row = unit // HKV
-    wait_previous(PDL)
-    start = tl.load(query_start + row).to(tl.int64)
-    count = tl.load(query_start + row + 1).to(tl.int64) - start
-    own = tl.load(shares + row)
-    _, active = _cut(kv_lens, shares, row, rows, splits, target, floor, HKV, BN, BB)
-    if (count == 1) & ((active > 1) | (own > 0)):
-        SIZE: tl.constexpr = GP * (DP + 2)
-        common = tl.where(own > 0, tl.load(group_shares + row // GROUP), 0)
-        joint = tl.cdiv(common, _common_chunk(common, BN, SHARED))
-        parts = partial + unit.to(tl.int64) * (splits + SHARED) * SIZE
-        s = tl.arange(0, MOST)
-        g = tl.arange(0, GP)
-        d = tl.arange(0, DP)
-        live = g < G
-        used = (s < active) | ((s >= splits) & (s < splits + joint))
-        spots = parts + s[:, None] * SIZE + GP * DP + g[None, :]
-        tops = tl.load(spots, mask=used[:, None] & live[None, :], other=-float("inf"))
-        top = tl.where(live, tl.max(tops, 0), 0.0)
-        acc = tl.zeros([GP, DP], tl.float32)
-        weight = tl.zeros([GP], tl.float32)
-        for part in tl.range(0, active + joint, loop_unroll_factor=4):
-            there = parts + tl.where(part < active, part, splits + part - active) * SIZE
-            share = tl.exp2(tl.load(there + GP * DP + g, mask=live, other=-float("inf")) - top)
-            weight += share * tl.load(there + GP * (DP + 1) + g, mask=live, other=0.0)
-            acc += share[:, None] * tl.load(there + g[:, None] * DP + d[None, :], mask=live[:, None], other=0.0)
-        acc = acc / tl.where(weight > 0.0, weight, 1.0)[:, None]
-        here = out + (start * HKV + unit % HKV) * (G * D) + g[:, None] * D + d[None, :]
-        tl.store(here, acc.to(out.dtype.element_ty), mask=live[:, None] & (d < D)[None, :])
+                unit = row * HKV + head
+                parts = partial + unit.to(tl.int64) * (splits + SHARED) * SIZE
+                mine = parts + split * SIZE
+                tl.store(mine + m[:, None] * DP + d[None, :], acc, mask=live[:, None])
+                tl.store(mine + GP * DP + m, top, mask=live)
+                tl.store(mine + GP * (DP + 1) + m, weight, mask=live)
+                tl.debug_barrier()
+                arrived = active - 1
+                if active > 1:
+                    arrived = tl.atomic_add(arrivals + unit, 1, sem="acq_rel")
+                if arrived == active - 1:
+                    group = row // GROUP
+                    common = tl.where(own > 0, tl.load(group_shares + group), 0)
+                    joint = tl.cdiv(common, _common_chunk(common, BN, SHARED))
+                    if joint > 0:
+                        there = tl.atomic_add(ready + group * HKV + head, 0, sem="acquire")
+                        while there < joint:
+                            there = tl.atomic_add(ready + group * HKV + head, 0, sem="acquire")
+                    tl.debug_barrier()
+                    merge_parts(parts, here, active, joint, splits, G, GP, D, DP, MOST)
+                    if active > 1:
+                        tl.store(arrivals + unit, 0)
+    # One program is enough to keep this launch from ending first; the others need not hold their place.
+    if BESIDE and program == tl.num_programs(0) - 1:
+        wait_previous(PDL)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from tsd.kernels.triton.merge import merge_parts
 from tsd.kernels.triton.pdl import start_next, wait_previous
 from tsd.kernels.triton.rope import turned
 
@@ -96,7 +97,10 @@ def solo_kernel(
     length = tl.load(kv_lens + row)
     slot = tl.load(kv_slots + start).to(tl.int64)
     old = tl.maximum(length - 1, 0)
-    chunk = tl.maximum(tl.cdiv(tl.cdiv(old, splits), BN), 1) * BN
+    # A part costs a sixth of a block's time to add: that many parts, near the square root, end first.
+    blocks = tl.cdiv(old, BN)
+    wanted = tl.minimum((2.4 * tl.sqrt(blocks.to(tl.float32))).to(tl.int32) + 1, splits)
+    chunk = tl.maximum(tl.cdiv(blocks, wanted), 1) * BN
     active = tl.maximum(tl.cdiv(old, chunk), 1)
     begin = split * chunk
     end = tl.minimum(begin + chunk, old)
@@ -148,33 +152,5 @@ def solo_kernel(
             tl.debug_barrier()
             if tl.atomic_add(arrivals + unit, 1, sem="acq_rel") == active - 1:
                 tl.debug_barrier()
-                _merge(parts, here, active, G, GP, D, DP, MOST)
+                merge_parts(parts, here, active, 0, splits, G, GP, D, DP, MOST)
                 tl.store(arrivals + unit, 0)
-
-
-@triton.jit
-def _merge(parts, here, active, G: tl.constexpr, GP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
-           MOST: tl.constexpr):  # fmt: skip
-    """Adds the parts of a row and head in order and writes the G outputs at `here`."""
-    SIZE: tl.constexpr = GP * (DP + 2)
-    s = tl.arange(0, MOST)
-    g = tl.arange(0, GP)
-    d = tl.arange(0, DP)
-    live = g < G
-    mask = (s < active)[:, None] & live[None, :]
-    tops = tl.load(
-        parts + s[:, None] * SIZE + GP * DP + g[None, :], mask=mask, other=-float("inf"), cache_modifier=".cg"
-    )
-    top = tl.where(live, tl.max(tops, 0), 0.0)
-    acc = tl.zeros([GP, DP], tl.float32)
-    weight = tl.zeros([GP], tl.float32)
-    for part in tl.range(0, active, loop_unroll_factor=4):
-        there = parts + part * SIZE
-        share = tl.load(there + GP * DP + g, mask=live, other=-float("inf"), cache_modifier=".cg")
-        share = tl.exp2(share - top)
-        mass = tl.load(there + GP * (DP + 1) + g, mask=live, other=0.0, cache_modifier=".cg")
-        weight += share * mass
-        cells = g[:, None] * DP + d[None, :]
-        acc += share[:, None] * tl.load(there + cells, mask=live[:, None], other=0.0, cache_modifier=".cg")
-    acc = acc / tl.where(live, weight, 1.0)[:, None]
-    tl.store(here + g[:, None] * D + d[None, :], acc.to(here.dtype.element_ty), mask=live[:, None] & (d < D)[None, :])

@@ -50,7 +50,7 @@ SPECS = (
         priority=Priority.PORTABLE,
     ),
     replace(
-        _kernel("attention.paged", "triton", "attention:paged", "split decode and tiled prefill, planned on the GPU"),
+        _kernel("attention.paged", "triton", "attention:paged", "decode that reads shared keys once, tiled prefill"),
         accepts=_heads,
         flags=_FAST,
     ),
@@ -60,27 +60,8 @@ SPECS = (
         priority=Priority.PORTABLE,
     ),
     replace(
-        _kernel("attention.rope_decode", "triton", "attention:rope_decode", "decode straight from the projection"),
+        _kernel("attention.rope_decode", "triton", "decode:rope_decode", "decode straight from the projection"),
         accepts=_heads,
-        flags=_FAST,
-    ),
-    replace(
-        _kernel("attention.paged", "triton_shared", "attention_shared:paged", "reads a prefix that rows share once"),
-        solution="triton_shared",
-        accepts=_heads,
-        priority=Priority.PORTABLE,
-        flags=_FAST,
-    ),
-    replace(
-        _kernel(
-            "attention.rope_decode",
-            "triton_shared",
-            "attention_shared:rope_decode",
-            "decode from the projection that reads a prefix that rows share once",
-        ),
-        solution="triton_shared",
-        accepts=_heads,
-        priority=Priority.PORTABLE,
         flags=_FAST,
     ),
     replace(

@@ -15,7 +15,7 @@ from tsd.kernels.gemm import reference as gemm_reference
 from tsd.kernels.norm import reference as norm_reference
 from tsd.kernels.sampling import reference as sampling_reference
 from tsd.kernels.sampling.types import SamplingState, greedy_state
-from tsd.kernels.triton import attention, attention_shared, embedding, linear, norm, rope, sampling
+from tsd.kernels.triton import attention, decode, embedding, linear, norm, rope, sampling
 from tsd.kernels.triton.workspace import workspace
 from tsd.kernels.weight import dense
 
@@ -70,7 +70,8 @@ def test_linear_fusions(rows: int, fused: str) -> None:
         options["act"] = "silu_mul"
     elif fused == "bias":
         options["bias"] = torch.randn(n)
-    close(linear.linear(x, weight, **options), gemm_reference.linear(x, weight, **options))
+    wanted = gemm_reference.linear(x, weight, **options)
+    close(linear.linear(x, weight, **options), wanted)
 
 
 def test_linear_tilings() -> None:
@@ -136,8 +137,8 @@ def test_rope_write(num_q: int, num_kv: int, head_dim: int, rotary: int) -> None
 @pytest.mark.parametrize("solo_rows", [0, 4])
 def test_rope_decode(normed: bool, solo_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways, the one for few rows with chunks of one and of several blocks."""
-    monkeypatch.setattr(attention, "SOLO_ROWS", solo_rows)
-    monkeypatch.setattr(attention, "MOST_SPLITS", 16)
+    monkeypatch.setattr(decode, "SOLO_ROWS", solo_rows)
+    monkeypatch.setattr(decode, "MOST_SPLITS", 16)
     torch.manual_seed(5)
     num_q, num_kv, head_dim = 4, 2, 48
     batch = paged_batch([1, 1, 1, 1], [300, 1, 64, 129], 16, 4)
@@ -149,7 +150,7 @@ def test_rope_decode(normed: bool, solo_rows: int, monkeypatch: pytest.MonkeyPat
     cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
     mine = torch.randn(2, batch.pages, 16, num_kv, head_dim)
     theirs = mine.clone()
-    got = attention.rope_decode(qkv, mine[0], mine[1], batch, cos_sin, 0.2, **options)
+    got = decode.rope_decode(qkv, mine[0], mine[1], batch, cos_sin, 0.2, **options)
     q = attention_reference.rope_write(qkv, theirs[0], theirs[1], batch, cos_sin, **options)
     close(got, attention_reference.paged(q, theirs[0], theirs[1], batch, 0.2))
     close(mine, theirs)
@@ -157,9 +158,9 @@ def test_rope_decode(normed: bool, solo_rows: int, monkeypatch: pytest.MonkeyPat
 
 def test_shared_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two groups of rows on one prefix, a stranger among them, rows too short to share, a padded one, a chunk."""
-    monkeypatch.setattr(attention_shared, "LEAST_KEYS", 32)
-    monkeypatch.setattr(attention, "PROGRAMS", 24)
-    monkeypatch.setattr(attention, "SOLO_ROWS", 0)
+    monkeypatch.setattr(decode, "LEAST_KEYS", 32)
+    monkeypatch.setattr(decode, "PROGRAMS", 24)
+    monkeypatch.setattr(decode, "SOLO_ROWS", 0)
     torch.manual_seed(6)
     num_q, num_kv, head_dim, page_size = 2, 1, 48, 16
     queries = [1] * 11 + [5]
@@ -175,7 +176,7 @@ def test_shared_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
     q = torch.randn(sum(queries), num_q, head_dim)
     caches = torch.randn(2, batch.pages, page_size, num_kv, head_dim)
     wanted = attention_reference.paged(q, caches[0], caches[1], batch, 0.2)
-    close(attention_shared.paged(q, caches[0], caches[1], batch, 0.2), wanted)
+    close(attention.paged(q, caches[0], caches[1], batch, 0.2), wanted)
     assert batch.common.rows.tolist() == [64, 64, 0, 64, 64, 0, 64, 64, 48, 48, 0, 0]
     assert batch.common.groups.tolist() == [64, 48]
 
@@ -189,7 +190,7 @@ def test_shared_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"num_q": num_q, "num_kv": num_kv, "head_dim": head_dim, "eps": 1e-6}
     options |= {"q_norm": torch.rand(head_dim) + 0.5, "k_norm": torch.rand(head_dim) + 0.5}
     theirs = caches.clone()
-    got = attention_shared.rope_decode(qkv, caches[0], caches[1], batch, cos_sin, 0.2, **options)
+    got = decode.rope_decode(qkv, caches[0], caches[1], batch, cos_sin, 0.2, **options)
     turned = attention_reference.rope_write(qkv, theirs[0], theirs[1], batch, cos_sin, **options)
     close(got, attention_reference.paged(turned, theirs[0], theirs[1], batch, 0.2))
     close(caches, theirs)

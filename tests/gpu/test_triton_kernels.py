@@ -18,7 +18,7 @@ from tsd.kernels.gemm import reference as gemm_reference  # noqa: E402
 from tsd.kernels.norm import reference as norm_reference  # noqa: E402
 from tsd.kernels.sampling import reference as sampling_reference  # noqa: E402
 from tsd.kernels.sampling.types import SamplingState, greedy_state  # noqa: E402
-from tsd.kernels.triton import attention, attention_shared, embedding, invariant, linear, norm, rope, sampling  # noqa: E402
+from tsd.kernels.triton import attention, decode, embedding, invariant, linear, norm, rope, sampling  # noqa: E402
 from tsd.kernels.triton.workspace import workspace  # noqa: E402
 from tsd.kernels.weight import dense  # noqa: E402
 
@@ -77,12 +77,12 @@ def float_linear(x: torch.Tensor, w: torch.Tensor, **options: object) -> torch.T
 def test_linear(dtype: torch.dtype, rows: int, n: int, k: int) -> None:
     w = normal(n, k, dtype=dtype, scale=k**-0.5)
     x, residual, gain = normal(rows, k, dtype=dtype), normal(rows, n, dtype=dtype), normal(k, dtype=dtype)
-    near(linear.linear(x, dense(w), residual=residual), float_linear(x, w, residual=residual))
+    near(linear.linear(x, dense(w), residual=residual.clone()), float_linear(x, w, residual=residual))
     near(linear.linear(x, dense(w), norm=gain, eps=1e-6), float_linear(x, w, norm=gain, eps=1e-6))
     near(invariant.linear(x, dense(w), norm=gain, eps=1e-6), float_linear(x, w, norm=gain, eps=1e-6))
     bias, both = normal(n, dtype=dtype), normal(rows, 2 * k, dtype=dtype)
     wanted = float_linear(both, w, act="silu_mul", bias=bias, residual=residual)
-    near(linear.linear(both, dense(w), act="silu_mul", bias=bias, residual=residual), wanted)
+    near(linear.linear(both, dense(w), act="silu_mul", bias=bias, residual=residual), wanted)  # gives residual up
     assert not workspace(x.device).counters.any()
 
 
@@ -149,7 +149,7 @@ def test_rope_decode(num_q: int, num_kv: int, page_size: int) -> None:
     gains = {"q_norm": normal(128), "k_norm": normal(128)}
     mine = normal(2, batch.pages, page_size, num_kv, 128)
     theirs = mine.clone()
-    got = attention.rope_decode(qkv, mine[0], mine[1], batch, cos_sin, 0.1, **options, **gains)
+    got = decode.rope_decode(qkv, mine[0], mine[1], batch, cos_sin, 0.1, **options, **gains)
     q = rope.rope_write(qkv, theirs[0], theirs[1], batch, cos_sin, **options, **gains)
     wanted = attention_reference.paged(q.float(), theirs[0].float(), theirs[1].float(), batch, 0.1)
     near(got, wanted)
@@ -171,13 +171,13 @@ def test_shared_prefixes(num_q: int, num_kv: int, page_size: int) -> None:
     gains = {"q_norm": normal(128), "k_norm": normal(128)}
     mine = normal(2, batch.pages, page_size, num_kv, 128)
     theirs = mine.clone()
-    got = attention_shared.rope_decode(qkv, mine[0], mine[1], batch, cos_sin, 0.1, **options, **gains)
+    got = decode.rope_decode(qkv, mine[0], mine[1], batch, cos_sin, 0.1, **options, **gains)
     q = rope.rope_write(qkv, theirs[0], theirs[1], batch, cos_sin, **options, **gains)
     assert torch.equal(mine, theirs)
     assert (batch.common.rows > 0).sum() >= 0.8 * rows
     wanted = attention_reference.paged(q.float(), theirs[0].float(), theirs[1].float(), batch, 0.1)
     near(got, wanted)
-    near(attention_shared.paged(q, theirs[0], theirs[1], batch, 0.1), wanted)
+    near(attention.paged(q, theirs[0], theirs[1], batch, 0.1), wanted)
 
 
 CASES = {
@@ -291,7 +291,7 @@ def test_chain_in_a_graph(fused: bool, rows: int) -> None:
         for qkv_w, out_w, gate_w, down_w, cache in blocks:
             qkv = done(linear.linear(h, qkv_w, norm=gain, eps=1e-6))
             if fused:
-                a = done(attention.rope_decode(qkv, cache[0], cache[1], batch, cos_sin, dim**-0.5, **heads))
+                a = done(decode.rope_decode(qkv, cache[0], cache[1], batch, cos_sin, dim**-0.5, **heads))
             else:
                 q = done(rope.rope_write(qkv, cache[0], cache[1], batch, cos_sin, **heads))
                 a = done(attention.paged(q, cache[0], cache[1], batch, dim**-0.5))

@@ -1,0 +1,14 @@
+"""How an attention kernel is cut."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Tiling(NamedTuple):
+    """Rows of a tile, keys of a block, warps, pipeline stages."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
