@@ -21,6 +21,10 @@ def _same(x: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
     return _new(x)
 
 
+def _itself(x: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    return x
+
+
 def _like(x: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:
     return _new(x, dtype)
 
@@ -59,7 +63,8 @@ def _arange(*bounds: int, **options: Any) -> torch.Tensor:
 
 
 _ANSWERS: dict[Any, Callable[..., Any]] = {
-    torch.addmm: _same,
+    torch.Tensor.add_: _itself,
+    torch.Tensor.addmm_: _itself,
     torch.nn.functional.linear: _linear,
     torch.empty_like: _like,
     torch.ones_like: _like,

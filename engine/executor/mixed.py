@@ -108,8 +108,11 @@ class MixedSteps:
             report((done + 1) / len(buckets))
 
     def graph_sizes(self) -> list[Bucket]:
-        """The sizes that have a graph, the largest first."""
-        return [bucket for bucket in self._buckets() if bucket.rows <= bucket.tokens]
+        """The sizes that have a graph, the largest first.
+
+        Each has more tokens than rows: with as many, the model would take the sampled rows for all tokens in order.
+        """
+        return [bucket for bucket in self._buckets() if bucket.rows < bucket.tokens]
 
     def touch(self, graphs: bool) -> None:
         """Calls the step at each size, for what its kernels need compiled; also as it runs where no graph serves it."""
@@ -163,9 +166,9 @@ class MixedSteps:
         row_place = bisect_left(self._row_buckets, rows)
         if row_place == len(self._row_buckets):
             return None
-        # Graphs for many rows are recorded only where there are as many tokens.
+        # Graphs for many rows are recorded only where there are more tokens.
         most_rows = self._row_buckets[row_place]
-        token_place = bisect_left(TOKEN_BUCKETS, max(tokens, most_rows if most_rows > 64 else 0))
+        token_place = bisect_left(TOKEN_BUCKETS, max(tokens, most_rows + 1))
         if token_place == len(TOKEN_BUCKETS):
             return None
         found = Bucket(TOKEN_BUCKETS[token_place], self._row_buckets[row_place])

@@ -29,6 +29,8 @@ def touch(decode: DecodeSteps, mixed: MixedSteps, sample: Selection, *, max_rows
     # Sampling first: its kernels take the longest to compile.
     for count in sorted({1, 2, max_rows}):
         _touch_sampling(sample, count, vocab_size, decode.model.dtype, decode.device)
+    # What is drawn in other ways than greedily is fed by a launch of its own.
+    decode.feed(decode.tokens.device[:1], decode.staging.device.fields["slots"][:1])
     mixed.touch(graphs=bool(decode.buckets))
     rows = {*decode.buckets, max_rows} if decode.buckets else {size for size in UNGRAPHED_ROWS if size <= max_rows}
     for count in sorted({*rows, max_rows}):

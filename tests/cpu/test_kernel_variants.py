@@ -194,7 +194,7 @@ from tsd.kernels.platform import Platform
 whole = variants.variants
 
 def few(config, platform, memory_bytes, found):
-    jobs = [job for job in whole(config, platform, memory_bytes) if job.name in ("_feed", "_update", "rms_kernel")]
+    jobs = [job for job in whole(config, platform, memory_bytes) if job.name in ("_feed", "_prepare", "rms_kernel")]
     for job in jobs:
         found(job)
     slow = [name for name in ("torch._dynamo", "sympy") if name in sys.modules]
@@ -223,7 +223,7 @@ def test_the_cache_on_disk_is_filled(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr[-2000:]
         assert done.stdout.splitlines() == ["0 3", "1 3", "2 3", "3 3", "3"]
         binaries = sorted(path.name for path in cache.glob("*/*.cubin"))
-        assert binaries == ["_feed.cubin", "_update.cubin", "rms_kernel.cubin"]
+        assert binaries == ["_feed.cubin", "_prepare.cubin", "rms_kernel.cubin"]
         written = {path: path.stat().st_mtime_ns for path in cache.glob("*/*.cubin")}
     assert written == {path: path.stat().st_mtime_ns for path in cache.glob("*/*.cubin")}
 
