@@ -135,7 +135,7 @@ def paged_kernel(
     mine = tile * TB < count
     if not SINGLES:
         mine = mine & (count > 1)
-    table = page_table + row.to(tl.int64) * table_stride
+    table = page_table + row.to(tl.int64) * table_stride  # type: ignore[attr-defined]
     k_head = k_cache + head * D
     v_head = v_cache + head * D
     wait_previous(PDL)
