@@ -79,9 +79,7 @@ def fold_blocks(
     return top, weight, acc
 
 
-@triton.jit(
-    do_not_specialize=["table_stride", "rows"], do_not_specialize_on_alignment=["query_start", "kv_lens"]
-)
+@triton.jit(do_not_specialize=["table_stride", "rows"], do_not_specialize_on_alignment=["query_start", "kv_lens"])
 def paged_kernel(
     q,
     k_cache,
