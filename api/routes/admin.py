@@ -82,7 +82,12 @@ async def pages(request: web.Request) -> web.StreamResponse:
 
 
 async def flush_cache(request: web.Request) -> web.StreamResponse:
-    return json_response({"flushed": True, "engines": await _ask_all(front_of(request), "flush_cache")})
+    """`?disk=true`: the blocks on disk too, which other processes may be using."""
+    disk = request.query.get("disk", "false")
+    if disk not in ("true", "false"):
+        raise InvalidRequest("disk must be true or false", param="disk")
+    argument = "disk" if disk == "true" else ""
+    return json_response({"flushed": True, "engines": await _ask_all(front_of(request), "flush_cache", argument)})
 
 
 async def pause(request: web.Request) -> web.StreamResponse:

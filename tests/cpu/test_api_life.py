@@ -132,6 +132,9 @@ def test_operator_actions() -> None:
             assert (await server.post(TEXT, LONG))[0] == 503
             assert (await server.post("/resume"))[1]["state"] == "ready"
             assert (await server.post("/flush_cache"))[1]["engines"] == [{"done": "flush_cache", "argument": ""}]
+            flushed = await server.post("/flush_cache?disk=true")
+            assert flushed[1]["engines"] == [{"done": "flush_cache", "argument": "disk"}]
+            assert (await server.post("/flush_cache?disk=maybe"))[0] == 400
             assert (await server.post("/admin/log_level", {"level": "info"}))[0] == 200
             assert (await server.post("/admin/log_level", {"level": "loud"}))[0] == 400
             stream = asyncio.create_task(server.events(TEXT, {**LONG, "stream": True}))
