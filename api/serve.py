@@ -44,6 +44,7 @@ GC_THRESHOLDS = (20_000, 20, 50)
 EXIT_OK = 0
 EXIT_FAULT = 1
 EXIT_FORCED = 130
+LEAD_SEES_S = 0.5
 FAULT_LINGER_S = 1.0
 """After an engine's death: time in which probes see 503 and streams get their error."""
 
@@ -198,6 +199,8 @@ class _Server:
     async def _fail(self) -> int:
         """Streams get their error and probes see 503, for a moment."""
         if self._member is not None:
+            # An engine's death is the lead's to see too, and its streams are to say so.
+            await _first([self._member.ended], LEAD_SEES_S)
             self._member.tell_broken(self._fault)
             await _first([self._member.ended], FAULT_LINGER_S + 1.0)
             return EXIT_FAULT
