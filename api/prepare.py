@@ -68,7 +68,7 @@ def _with_calls(text: Text, tools: ToolPlan, answer: Grammar | None) -> Grammar 
         if answer is not None:
             raise InvalidRequest("a forced tool call excludes response_format", param="tool_choice")
         return tools.forced
-    if tools.tools is None or (answer is None and not tools.strict):
+    if tools.tools is None or (answer is None and not tools.held):
         return answer
     offered = Tools(tools.shapes, tools.strict)
     return auto_calls(text.dialects.tools or DEFAULT_TOOLS, offered, answer) or answer

@@ -16,6 +16,8 @@ from tsd.api.response_input import chat_messages, functions_of, output_messages,
 from tsd.api.response_store import Stored
 from tsd.api.sse import encode
 from tsd.api.wire.chat import (
+    AllowedTool,
+    AllowedTools,
     ChatMessage,
     ChatRequest,
     JsonSchemaFormat,
@@ -106,12 +108,23 @@ def to_chat(body: ResponsesRequest, said: list[ChatMessage]) -> ChatRequest:
     if isinstance(choice, str):
         chat.tool_choice = choice
     elif isinstance(choice, ResponseToolChoice):
-        if choice.type != "function":
-            raise unsupported("tool_choice.type", f"{choice.type[:40]!r} is not supported")
-        chat.tool_choice = NamedToolChoice(function=NamedFunction(name=choice.name or ""))
+        chat.tool_choice = _tool_choice(choice)
     if chat.tools is None and chat.tool_choice == "auto":
         chat.tool_choice = None
     return chat
+
+
+def _tool_choice(choice: ResponseToolChoice) -> NamedToolChoice:
+    if choice.type == "function":
+        return NamedToolChoice(function=NamedFunction(name=choice.name or ""))
+    if choice.type != "allowed_tools":
+        raise unsupported("tool_choice.type", f"{choice.type[:40]!r} is not supported")
+    allowed = []
+    for index, tool in enumerate(choice.tools or ()):
+        if tool.type != "function":
+            raise unsupported(f"tool_choice.tools[{index}].type", f"{tool.type[:40]!r} is not supported; function is")
+        allowed.append(AllowedTool(function=NamedFunction(name=tool.name or "")))
+    return NamedToolChoice(type="allowed_tools", allowed_tools=AllowedTools(tools=allowed, mode=choice.mode or "auto"))
 
 
 def response_of(body: ResponsesRequest, job: Job, model: str) -> Response:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from tsd.api.conversation import tools_for_template
@@ -14,7 +14,7 @@ from tsd.api.limits import Limits, check_count, check_schema
 from tsd.api.params import unsupported
 from tsd.api.parsers.output import ToolSet
 from tsd.api.schema_form import Unsupported, formed
-from tsd.api.wire.chat import NamedToolChoice, Tool
+from tsd.api.wire.chat import AllowedTools, NamedToolChoice, Tool
 from tsd.engine.protocol import Grammar
 
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
@@ -30,7 +30,9 @@ class ToolPlan(NamedTuple):
     strict: frozenset[str] = frozenset()
     """Those that are to follow their schema also where the model chooses whether to call."""
     shapes: Mapping[str, dict[str, Any]] = {}
-    """Every tool's arguments, as a grammar can be held to them."""
+    """The arguments of every tool that may be called, as a grammar can be held to them."""
+    held: bool = False
+    """Some tool must be kept from being called or from leaving its schema, also where the model chooses."""
 
 
 def plan_tools(
@@ -38,25 +40,54 @@ def plan_tools(
 ) -> ToolPlan:
     """Raises InvalidRequest naming what is wrong."""
     functions = check_tools(tools, limits)
-    named = choice.function.name if isinstance(choice, NamedToolChoice) else None
-    if isinstance(choice, str) and choice not in ("none", "auto", "required"):
-        raise InvalidRequest("tool_choice must be none, auto, required or name a function", param="tool_choice")
-    if named is not None and named not in functions:
-        raise InvalidRequest(f"tool_choice names {named[:100]!r}, which is not in tools", param="tool_choice")
-    if choice == "required" and not functions:
+    mode, allowed = _read_choice(choice, functions)
+    if mode == "required" and not functions:
         raise InvalidRequest("tool_choice is required, but there are no tools", param="tool_choice")
-    if not functions or choice == "none":
+    if not functions or mode == "none":
         return ToolPlan()
-    single = parallel is False
     template = tools_for_template(tools)
     strict = frozenset(t.function.name for t in tools or () if t.function is not None and t.function.strict)
-    forced = named is not None or choice == "required"
-    shapes = _shapes(functions, strict, forced)
+    forced = mode in ("named", "required")
+    only_one = parallel is False or mode == "named"
+    shapes = {name: shape for name, shape in _shapes(functions, strict, forced).items() if name in allowed}
+    offered = ToolSet({name: functions[name] for name in shapes}, only_one)
     if forced:
-        wanted = shapes if named is None else {named: shapes[named]}
-        only_one = single or named is not None
-        return ToolPlan(template, ToolSet(functions, only_one), forced_calls(wanted, only_one))
-    return ToolPlan(template, ToolSet(functions, single), strict=strict, shapes=shapes)
+        return ToolPlan(template, offered, forced_calls(shapes, only_one))
+    strict &= frozenset(shapes)
+    held = bool(strict) or len(shapes) < len(functions)
+    return ToolPlan(template, offered, strict=strict, shapes=shapes, held=held)
+
+
+def _read_choice(choice: str | NamedToolChoice | None, functions: Iterable[str]) -> tuple[str, frozenset[str]]:
+    """none, auto, required or named, and the tools that may be called."""
+    every = frozenset(functions)
+    if choice is None or isinstance(choice, str):
+        if choice not in (None, "none", "auto", "required"):
+            raise InvalidRequest("tool_choice must be none, auto, required or name a function", param="tool_choice")
+        return choice or "auto", every
+    if choice.type == "allowed_tools" and choice.allowed_tools is not None:
+        return choice.allowed_tools.mode, _read_allowed(choice.allowed_tools, every)
+    if choice.type != "function" or choice.function is None:
+        raise InvalidRequest(
+            "tool_choice must be a function with its name, or allowed_tools with a list", param="tool_choice"
+        )
+    name = choice.function.name
+    if name not in every:
+        raise InvalidRequest(f"tool_choice names {name[:100]!r}, which is not in tools", param="tool_choice")
+    return "named", frozenset((name,))
+
+
+def _read_allowed(allowed: AllowedTools, every: frozenset[str]) -> frozenset[str]:
+    where = "tool_choice.allowed_tools"
+    if allowed.mode not in ("auto", "required"):
+        raise InvalidRequest(f"{where}.mode must be auto or required", param=f"{where}.mode")
+    if not allowed.tools:
+        raise InvalidRequest(f"{where}.tools must not be empty", param=f"{where}.tools")
+    for index, tool in enumerate(allowed.tools):
+        if tool.function.name not in every:
+            param = f"{where}.tools[{index}]"
+            raise InvalidRequest(f"{param} names {tool.function.name[:100]!r}, which is not in tools", param=param)
+    return frozenset(tool.function.name for tool in allowed.tools)
 
 
 def _shapes(functions: dict[str, dict[str, Any]], strict: frozenset[str], forced: bool) -> dict[str, dict[str, Any]]:

@@ -52,8 +52,24 @@ class NamedFunction(msgspec.Struct, kw_only=True):
     name: str
 
 
-class NamedToolChoice(msgspec.Struct, kw_only=True):
+class AllowedTool(msgspec.Struct, kw_only=True):
     function: NamedFunction
+    type: str = "function"
+
+
+class AllowedTools(msgspec.Struct, kw_only=True):
+    """Of the tools described, those that may be called."""
+
+    tools: list[AllowedTool]
+    mode: str = "auto"
+    """auto or required"""
+
+
+class NamedToolChoice(msgspec.Struct, kw_only=True):
+    """`function` with type function, `allowed_tools` with type allowed_tools."""
+
+    function: NamedFunction | None = None
+    allowed_tools: AllowedTools | None = None
     type: str = "function"
 
 

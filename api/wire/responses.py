@@ -37,9 +37,18 @@ class ResponseTool(msgspec.Struct, kw_only=True):
     strict: bool | None = None
 
 
-class ResponseToolChoice(msgspec.Struct, kw_only=True):
+class AllowedResponseTool(msgspec.Struct, kw_only=True):
     type: str
     name: str | None = None
+
+
+class ResponseToolChoice(msgspec.Struct, kw_only=True):
+    """`name` with type function; `mode` and `tools` with type allowed_tools."""
+
+    type: str
+    name: str | None = None
+    mode: str | None = None
+    tools: list[AllowedResponseTool] | None = None
 
 
 class ReasoningOptions(msgspec.Struct, kw_only=True):

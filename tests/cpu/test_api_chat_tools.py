@@ -170,6 +170,53 @@ def test_forced_calls_are_constrained(tmp_path: Path) -> None:
     run_async(test)
 
 
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+def test_only_allowed_tools_are_called_and_all_are_described(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with model_that_says(tmp_path, CALLS) as server:
+
+            async def ask(route: str, **fields: Any) -> Submit:
+                status, answer = await server.post(route, fields)
+                assert status == 200, answer
+                submit = server.engine.seen[-1]
+                assert isinstance(submit, Submit)
+                return submit
+
+            free = await ask(CHAT, **ASK, tools=TOOLS)
+            assert free.grammar is None
+            both = await ask(CHAT, **ASK, tools=TOOLS, tool_choice=allowed("auto", "now", "get_weather"))
+            assert both.grammar is None
+            for route, fields in (
+                (CHAT, {**ASK, "tools": TOOLS, "tool_choice": allowed("auto", "now")}),
+                (CHAT, {**ASK, "tools": TOOLS, "tool_choice": allowed("required", "now")}),
+                (
+                    "/v1/responses",
+                    {
+                        "input": "Weather?",
+                        "tools": [{"type": "function", **tool["function"]} for tool in TOOLS],
+                        "tool_choice": {
+                            "type": "allowed_tools",
+                            "mode": "required",
+                            "tools": [{"type": "function", "name": "now"}],
+                        },
+                    },
+                ),
+            ):
+                held = await ask(route, **fields)
+                assert held.grammar is not None
+                assert "now" in held.grammar.text and "get_weather" not in held.grammar.text
+                assert b"get_weather" in bytes(token for token in memoryview(held.prompt).cast("i") if token < 256)
+            got = whole((await server.post(CHAT, {**ASK, "tools": TOOLS, "tool_choice": allowed("auto", "now")}))[1])
+            assert [name for name, _ in got["calls"]] == ["now"]
+            assert "get_weather" in got["content"]
+
+    run_async(test)
+
+
 HUGE = {"type": "json_schema", "json_schema": {"schema": {"a": "x" * 70_000}}}
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "retrieval"}]}, "tools[0].type"),
@@ -178,6 +225,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name"),
     ({"tools": [TOOLS[1]] * 129}, "tools"),
     ({"tools": TOOLS, "tool_choice": "maybe"}, "tool_choice"),
+    ({"tools": TOOLS, "tool_choice": {"type": "custom", "function": {"name": "now"}}}, "tool_choice"),
+    ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+    ({"tools": TOOLS, "tool_choice": allowed("maybe", "now")}, "tool_choice.allowed_tools.mode"),
+    ({"tools": TOOLS, "tool_choice": allowed("auto")}, "tool_choice.allowed_tools.tools"),
+    ({"tools": TOOLS, "tool_choice": allowed("auto", "no")}, "tool_choice.allowed_tools.tools[0]"),
     ({"tools": TOOLS, "tool_choice": {"function": {"name": "other"}}}, "tool_choice"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"guided_json": {"type": "strin"}}, "guided_json"),
