@@ -160,6 +160,12 @@ def chat_params(front: Front, body: ChatRequest) -> Params:
     return resolve(body, front.facts, limits, logprobs=top if body.logprobs else -1, max_tokens=limit)
 
 
+def echoed(body: ChatRequest) -> str:
+    """What comes before each answer: with `echo`, the final message's text where the assistant said that, too."""
+    final = body.messages[-1]
+    return content_text(final.content, "messages") if body.echo and final.role == "assistant" else ""
+
+
 def _refuse_unsupported(body: ChatRequest) -> None:
     for name in ("functions", "function_call", "audio", "prediction", "documents", "chat_template"):
         if getattr(body, name) not in (None, []):
@@ -168,8 +174,6 @@ def _refuse_unsupported(body: ChatRequest) -> None:
         raise unsupported("web_search_options")
     if body.modalities not in (None, [], ["text"]):
         raise unsupported("modalities", "other than text are not supported")
-    if body.echo:
-        raise unsupported("echo", "is not supported here; /v1/completions has it")
 
 
 def template_keywords(front: Front, body: ChatRequest) -> dict[str, object]:

@@ -8,7 +8,7 @@ from tsd.api.body import read_json
 from tsd.api.front import Front, front_of
 from tsd.api.job import Collector, Job
 from tsd.api.logprobs import chat_logprobs
-from tsd.api.prepare import prepare_chat
+from tsd.api.prepare import echoed, prepare_chat
 from tsd.api.respond import json_response, new_stream, stream_job, wait_for
 from tsd.api.sse import error_event
 from tsd.api.wire.chat import (
@@ -46,6 +46,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         token_ids=bool(body.return_token_ids),
         logprobs=bool(body.logprobs),
         include_reasoning=body.include_reasoning is not False,
+        opening=echoed(body),
     )
     job.sink = sink
     front.launch(job, [prompt], params, plan=plan)
@@ -55,18 +56,19 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
 def _completion(front: Front, job: Job, body: ChatRequest, model: str) -> ChatCompletion:
     assert isinstance(job.sink, Collector)
     tokenizer = front.loaded.tokenizer
+    opening = echoed(body)
     choices = []
     for sequence in job.sequences:
         assert sequence.ending is not None
         got = job.sink.of(sequence.index)
-        message = AnswerMessage(content=got.text)
+        message = AnswerMessage(content=opening + got.text)
         if got.reasoning and body.include_reasoning is not False:
             message.reasoning = message.reasoning_content = "".join(got.reasoning)
         if got.calls:
             message.tool_calls = [
                 AnswerToolCall(i, AnswerFunction(name, arguments)) for i, name, arguments in got.calls
             ]
-            message.content = got.text or None
+            message.content = message.content or None
         logprobs = None
         if body.logprobs:
             logprobs = ChoiceLogprobs(chat_logprobs(tokenizer, got.tokens, got.logprobs))

@@ -19,7 +19,7 @@ def usage_of(job: Job) -> Usage:
 
 
 class ChatStream:
-    """A job's sink. Both names of the reasoning field are written."""
+    """A job's sink. Both names of the reasoning field are written; each answer begins with `opening`."""
 
     def __init__(
         self,
@@ -34,6 +34,7 @@ class ChatStream:
         token_ids: bool = False,
         logprobs: bool = False,
         include_reasoning: bool = True,
+        opening: str = "",
     ) -> None:
         self._events = events
         self._job = job
@@ -54,7 +55,7 @@ class ChatStream:
         self._text_tail = b'},"logprobs":null,"finish_reason":null}' + self._close
         self._announced = [False] * choices
         for index in range(choices):
-            self._events.send(self._chunk({"index": index, "delta": {"role": "assistant", "content": ""}}))
+            self._events.send(self._chunk({"index": index, "delta": {"role": "assistant", "content": opening}}))
 
     def delta(self, sequence: Sequence, delta: Delta) -> None:
         if self._simple and not delta.reasoning and not delta.calls:

@@ -55,6 +55,26 @@ def test_the_prompt_is_that_of_transformers(tmp_path: Path, template: str, conte
     run_async(test)
 
 
+def test_echo_puts_the_final_message_before_the_answer(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with model_that_says(tmp_path, " blue.") as server:
+            for body, wanted in (
+                (ask("Red and", echo=True), "Red and blue."),
+                (ask([{"type": "text", "text": "Red and"}], echo=True, n=2), "Red and blue."),
+                ({"messages": [USER], "echo": True, "max_tokens": 2000}, " blue."),
+            ):
+                status, answer = await server.post(CHAT, body)
+                assert status == 200, answer
+                assert {choice["message"]["content"] for choice in answer["choices"]} == {wanted}
+                said = ["", ""]
+                for event in (await server.events(CHAT, {**body, "stream": True}))[:-1]:
+                    for choice in event["choices"]:
+                        said[choice["index"]] += choice["delta"].get("content") or ""
+                assert said[: body.get("n", 1)] == [wanted] * body.get("n", 1)
+
+    run_async(test)
+
+
 def test_it_is_refused_beside_a_generation_prompt(tmp_path: Path) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
