@@ -1,7 +1,7 @@
 """The default model under page pressure: what a pool far too small gives is what a roomy one gives, byte for byte.
 
-A scheduler that leaves rows room to grow retracts seldom: of these 64 requests about 17 in this pool (111 without that
-room, for a quarter more tokens computed). The rest of the retractions are forced, on the same way out and back in.
+A scheduler that leaves rows room to grow retracts seldom: of these 64 requests about 17 in this pool (66 without that
+room). The rest of the retractions are forced, on the same way out and back in.
 """
 
 from __future__ import annotations
