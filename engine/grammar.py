@@ -183,7 +183,8 @@ def schema_rules(schema: str) -> str:
     holes = SchemaHoles(schema)
     hidden = json.dumps(holes.hide(json.loads(schema)), ensure_ascii=False)
     rules = str(xgrammar.Grammar.from_json_schema(hidden))
-    return share_rules(holes.reveal(plain_escapes(strict_strings(rules))).replace(_ANY_SPACE, _SPACE)) + _INDENTS
+    rules = holes.reveal(plain_escapes(strict_strings(rules)))
+    return share_rules(_ANY_SPACE.sub(lambda _: _SPACE, rules)) + _INDENTS
 
 
 def tag_rules(value: Any) -> Any:
@@ -220,7 +221,8 @@ def _renamed(same: dict[str, str], match: re.Match[str]) -> str:
     return same.get(match[0], match[0])
 
 
-_ANY_SPACE = r"[ \n\t]*"
+_ANY_SPACE = re.compile(r"\[ (?:\\[nrt])+\]\*")
+"""Releases differ in whether a carriage return is white space."""
 _SPACE = r'("" | [ ] | "\n" | "\n" tsd_indent1)'
 """Between two JSON tokens: a model may indent, but not fall into blank lines or endless spaces. xgrammar's own bound on
 white space costs 60 ms of compilation a property; a rule that may be empty loses the comma after it."""

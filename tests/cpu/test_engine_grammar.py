@@ -113,6 +113,24 @@ def test_structural_tags_constrain_only_inside(backend: GrammarBackend) -> None:
     assert END in allowed(backend, row)
 
 
+@pytest.mark.parametrize(
+    ("schema", "before"),
+    [
+        ({"type": "array", "items": {"type": "integer"}, "minItems": 2}, ("[", "[1", "[1,")),
+        ({"type": "array", "prefixItems": [{"type": "boolean"}], "items": False}, ("[", "[true")),
+        ({"type": "object", "properties": {"a": {"type": "null"}}, "required": ["a"]}, ("{", '{"a"', '{"a":null')),
+        ({"type": "object"}, ("{", '{"a":[', '{"a":[1', '{"a":{')),
+    ],
+)  # fmt: skip
+def test_white_space_comes_to_an_end(backend: GrammarBackend, schema: dict[str, Any], before: tuple[str, ...]) -> None:
+    """A small model left free in it writes blank lines up to its limit."""
+    for text in before:
+        for repeated in ("\n", " ", "\t", "\n ", "\n\t"):
+            row = backend.row(Grammar("json_schema", json.dumps(schema)))
+            assert all(row.accept(token) for token in text.encode())
+            assert not all(row.accept(token) for token in (repeated * 3).encode()), (text, repeated)
+
+
 def test_a_row_is_its_history(backend: GrammarBackend) -> None:
     grammar = CASES[0][0]
     tokens = sample(backend, backend.row(grammar), random.Random(3))
