@@ -24,6 +24,7 @@ from tsd.engine.model_errors import ModelError
 from tsd.engine.models import Decoder, LoadProgress, build_model
 from tsd.engine.precompile import Precompile
 from tsd.engine.weights import open_weights
+from tsd.engine.weights.source import WeightSource
 from tsd.kernels.cpu.threads import set_threads
 from tsd.kernels.registry import select
 from tsd.kernels.spec import KernelError, Objective
@@ -111,9 +112,6 @@ def load_model(
     With load=False only kernels, formats and sizes are settled.
     """
     weights = open_weights(config.model, config.load_format, config=model_config, seed=config.seed)
-    asked = config.dtype
-    if asked == "auto" and device.type == "cpu":
-        asked = "float32"  # bfloat16 is slower on a CPU: what is packed is computed in integers anyway
     last = -1
 
     def progress(done: LoadProgress) -> None:
@@ -123,38 +121,58 @@ def load_model(
             last = percent
             report("weights", "", percent / 100)
 
-    def build(load: bool) -> Decoder:
-        return build_model(
-            model_config,
-            dtype=asked,
-            device=device,
-            weights=weights,
-            quantization=config.quantization,
-            overrides=kernel_overrides(config),
-            objective=objective_of(config),
-            kv_dtype=kv_dtype_of(config),
-            max_positions=config.max_model_len,
-            progress=progress,
-            load=load,
-        )
-
     try:
-        sketch = build(load=False)
+        sketch = assemble(config, model_config, device, weights, load=False)
         memory = memory_for(config, sketch, device, still_to_load=sketch.weight_bytes)
-        return (build(load=True) if load else sketch), memory
+        if not load:
+            return sketch, memory
+        return assemble(config, model_config, device, weights, load=True, progress=progress), memory
     finally:
         weights.close()
 
 
+def assemble(
+    config: EngineConfig,
+    model_config: ModelConfig,
+    device: torch.device,
+    weights: WeightSource,
+    *,
+    load: bool,
+    progress: Callable[[LoadProgress], None] | None = None,
+) -> Decoder:
+    """The model as `config` asks for it; with load=False only its kernels, formats and sizes."""
+    dtype = config.dtype
+    if dtype == "auto" and device.type == "cpu":
+        dtype = "float32"  # bfloat16 is slower on a CPU: what is packed is computed in integers anyway
+    return build_model(
+        model_config,
+        dtype=dtype,
+        device=device,
+        weights=weights,
+        quantization=config.quantization,
+        overrides=kernel_overrides(config),
+        objective=objective_of(config),
+        kv_dtype=kv_dtype_of(config),
+        max_positions=config.max_model_len,
+        progress=progress,
+        load=load,
+    )
+
+
 def memory_for(config: EngineConfig, model: Decoder, device: torch.device, still_to_load: int = 0) -> MemoryPlan:
     free, total = device_memory(device)
+    return memory_of(config, model, free_bytes=free - still_to_load, total_bytes=total)
+
+
+def memory_of(config: EngineConfig, model: Decoder, *, free_bytes: int, total_bytes: int) -> MemoryPlan:
+    """The memory of a model, built or only sketched; see `plan_memory`."""
     return plan_memory(
         config,
         model_max_len=model.config.max_position_embeddings,
         bytes_per_token=model.kv.bytes_per_token,
         layer_parameters=model.layer_parameters,
-        free_bytes=free - still_to_load,
-        total_bytes=total,
+        free_bytes=free_bytes,
+        total_bytes=total_bytes,
     )
 
 

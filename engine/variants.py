@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tsd.engine.build import kernel_overrides, kv_dtype_of, objective_of
+from tsd.engine.build import assemble, kernel_overrides, memory_of, objective_of
 from tsd.engine.config import EngineConfig
 from tsd.engine.executor.decode import DecodeSteps
 from tsd.engine.executor.mixed import MixedSteps
@@ -20,9 +20,9 @@ from tsd.engine.executor.rows import Rows
 from tsd.engine.executor.staging import TokenRing
 from tsd.engine.executor.warmup import touch
 from tsd.engine.hollow import HollowOperations
-from tsd.engine.memory import MemoryPlan, plan_memory
+from tsd.engine.memory import MemoryPlan
 from tsd.engine.model_config import ModelConfig, load_model_config
-from tsd.engine.models import Decoder, build_model
+from tsd.engine.models import Decoder
 from tsd.engine.weights import open_weights
 from tsd.engine.weights.source import TensorInfo, WeightSource
 from tsd.kernels.ahead import Job, recorded
@@ -97,14 +97,7 @@ def sketch(config: EngineConfig, platform: Platform, memory_bytes: int) -> Sketc
     stand_in(str(META), platform)
     model_config = load_model_config(config.model)
     whole = _build(config, model_config, load=False)
-    memory = plan_memory(
-        config,
-        model_max_len=model_config.max_position_embeddings,
-        bytes_per_token=whole.kv.bytes_per_token,
-        layer_parameters=whole.layer_parameters,
-        free_bytes=memory_bytes - whole.weight_bytes,
-        total_bytes=memory_bytes,
-    )
+    memory = memory_of(config, whole, free_bytes=memory_bytes - whole.weight_bytes, total_bytes=memory_bytes)
     model = _build(config, replace(model_config, num_layers=min(LAYERS, model_config.num_layers)), load=True)
     return _steps(config, model, memory)
 
@@ -112,18 +105,7 @@ def sketch(config: EngineConfig, platform: Platform, memory_bytes: int) -> Sketc
 def _build(config: EngineConfig, model_config: ModelConfig, *, load: bool) -> Decoder:
     source = open_weights(config.model, config.load_format, config=model_config, seed=config.seed)
     try:
-        return build_model(
-            model_config,
-            dtype=config.dtype,
-            device=META,
-            weights=ShapesOnly(source),
-            quantization=config.quantization,
-            overrides=kernel_overrides(config),
-            objective=objective_of(config),
-            kv_dtype=kv_dtype_of(config),
-            max_positions=config.max_model_len,
-            load=load,
-        )
+        return assemble(config, model_config, META, ShapesOnly(source), load=load)
     finally:
         source.close()
 
