@@ -81,6 +81,27 @@ INL void finish(const tsd_linear *a, long group, long t0, const vf *sum, const i
     finish_rows(a, group, t0, sums, tokens);
 }
 
+/* lane r: row r of a block of weights times one byte plane of its activations; w0 to w3 hold columns 0 to 15, w4 to w7
+ * the rest. `wide`: weights use all eight bits. */
+INL vi plane_dot(const int8_t *x, int32_t start, vw w0, vw w1, vw w2, vw w3, vw w4, vw w5, vw w6, vw w7,
+                 const int wide) {
+#define DOT(sum, w, at) (wide ? vw_dot8(sum, w, x + (at)) : vw_dot4(sum, w, x + (at)))
+    vi low = DOT(vi_set1(start), w0, 0), high = DOT(vi_zero(), w4, 16);
+    low = DOT(low, w1, 4), high = DOT(high, w5, 20);
+    low = DOT(low, w2, 8), high = DOT(high, w6, 24);
+    low = DOT(low, w3, 12), high = DOT(high, w7, 28);
+#undef DOT
+    return vi_add(low, high);
+}
+
+/* the same with both planes, as float32; `start` is added */
+INL vf block_dot(const int8_t *x, int32_t start, vw w0, vw w1, vw w2, vw w3, vw w4, vw w5, vw w6, vw w7,
+                 const int wide) {
+    vi high = plane_dot(x, 0, w0, w1, w2, w3, w4, w5, w6, w7, wide);
+    vi low = plane_dot(x + TSD_BLOCK, start, w0, w1, w2, w3, w4, w5, w6, w7, wide);
+    return vi_float(vi_add(vi_times256(high), low));
+}
+
 INL void tile_q4(const tsd_linear *a, long group, long t0, const int tokens) {
     long K = a->K, blocks = K / TSD_BLOCK;
     const uint8_t *w = (const uint8_t *)a->qs + group * blocks * 256;
@@ -97,16 +118,7 @@ INL void tile_q4(const tsd_linear *a, long group, long t0, const int tokens) {
         vf d = vf_load_f16(s), m = vf_load_f16(s + 16);
 #pragma GCC unroll 16
         for (int t = 0; t < tokens; t++) {
-            const int8_t *q = x + 2 * t * TSD_BLOCK, *r = q + TSD_BLOCK;
-            vi a0 = vw_dot4(vi_zero(), l0, q), a1 = vw_dot4(vi_zero(), h0, q + 16);
-            vi b0 = vw_dot4(vi_zero(), l0, r), b1 = vw_dot4(vi_zero(), h0, r + 16);
-            a0 = vw_dot4(a0, l1, q + 4), a1 = vw_dot4(a1, h1, q + 20);
-            b0 = vw_dot4(b0, l1, r + 4), b1 = vw_dot4(b1, h1, r + 20);
-            a0 = vw_dot4(a0, l2, q + 8), a1 = vw_dot4(a1, h2, q + 24);
-            b0 = vw_dot4(b0, l2, r + 8), b1 = vw_dot4(b1, h2, r + 24);
-            a0 = vw_dot4(a0, l3, q + 12), a1 = vw_dot4(a1, h3, q + 28);
-            b0 = vw_dot4(b0, l3, r + 12), b1 = vw_dot4(b1, h3, r + 28);
-            vf dot = vi_float(vi_add(vi_times256(vi_add(a0, a1)), vi_add(b0, b1)));
+            vf dot = block_dot(x + 2 * t * TSD_BLOCK, 0, l0, l1, l2, l3, h0, h1, h2, h3, 0);
             sum[t] = vf_fma(dot, vf_mul(d, vf_set1(dx[b * tokens + t])), sum[t]);
             sum[t] = vf_fma(m, vf_set1(sx[b * tokens + t]), sum[t]);
         }
@@ -131,16 +143,7 @@ INL void tile_q8(const tsd_linear *a, long group, long t0, const int tokens, con
         vf d = by_row ? vf_zero() : vf_load_f16(s);
 #pragma GCC unroll 16
         for (int t = 0; t < tokens; t++) {
-            const int8_t *q = x + 2 * t * TSD_BLOCK, *r = q + TSD_BLOCK;
-            vi a0 = vw_dot8(vi_zero(), w0, q), a1 = vw_dot8(vi_zero(), w4, q + 16);
-            vi b0 = vw_dot8(vi_set1(cx[b * tokens + t]), w0, r), b1 = vw_dot8(vi_zero(), w4, r + 16);
-            a0 = vw_dot8(a0, w1, q + 4), a1 = vw_dot8(a1, w5, q + 20);
-            b0 = vw_dot8(b0, w1, r + 4), b1 = vw_dot8(b1, w5, r + 20);
-            a0 = vw_dot8(a0, w2, q + 8), a1 = vw_dot8(a1, w6, q + 24);
-            b0 = vw_dot8(b0, w2, r + 8), b1 = vw_dot8(b1, w6, r + 24);
-            a0 = vw_dot8(a0, w3, q + 12), a1 = vw_dot8(a1, w7, q + 28);
-            b0 = vw_dot8(b0, w3, r + 12), b1 = vw_dot8(b1, w7, r + 28);
-            vf dot = vi_float(vi_add(vi_times256(vi_add(a0, a1)), vi_add(b0, b1)));
+            vf dot = block_dot(x + 2 * t * TSD_BLOCK, cx[b * tokens + t], w0, w1, w2, w3, w4, w5, w6, w7, 1);
             vf scale = vf_set1(dx[b * tokens + t]);
             sum[t] = vf_fma(dot, by_row ? scale : vf_mul(d, scale), sum[t]);
         }
