@@ -11,30 +11,18 @@ from pathlib import Path
 
 import pytest
 from support.engine import EngineUnderTest, run_engine
-from support.tiny import tiny_model
+from support.tiers import tight
 
 from tsd.engine.config import EngineConfig
 from tsd.engine.protocol import Command
 
-PAGE = 16
 WHEREVER = {"submitted", "prefetching", "prefilling", "prefilled", "decoding", "retracting", "retracted"}
 ENDED = "ended"
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> EngineConfig:
-    return EngineConfig(
-        model=tiny_model(tmp_path / "m"),
-        load_format="dummy",
-        page_size=PAGE,
-        max_num_seqs=8,
-        max_total_tokens=320,
-        max_model_len=256,
-        chunked_prefill_size=32,
-        host_cache_gb=0.002,
-        disk_cache_dir=str(tmp_path / "kv"),
-        disk_cache_gb=0.01,
-    )
+    return tight(tmp_path / "m", host_cache_gb=0.002, disk_cache_dir=str(tmp_path / "kv"), disk_cache_gb=0.01)
 
 
 def prompt(chance: random.Random) -> list[int]:

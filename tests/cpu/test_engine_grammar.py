@@ -10,7 +10,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-import torch
+from support.grammar_walk import allowed
 
 from tsd.engine.grammar import GrammarBackend, GrammarError, GrammarRow
 from tsd.engine.protocol import Grammar, Vocabulary
@@ -54,14 +54,6 @@ CASES: list[tuple[Grammar, Callable[[str], Any]]] = [
 @pytest.fixture(scope="module")
 def backend() -> GrammarBackend:
     return GrammarBackend(VOCABULARY, SIZE)
-
-
-def allowed(backend: GrammarBackend, row: GrammarRow) -> list[int]:
-    mask = backend.bitmask(2)
-    mask.fill_(-1)
-    row.fill(mask, 1)
-    bits = (mask[1].view(torch.int32).unsqueeze(1) >> torch.arange(32)) & 1
-    return [int(token) for token in bits.flatten()[:SIZE].nonzero().flatten()]
 
 
 def sample(backend: GrammarBackend, row: GrammarRow, chooser: random.Random, most: int = 400) -> list[int]:

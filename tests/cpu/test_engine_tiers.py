@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import re
 import time
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from support.engine import EngineUnderTest, Stream, run_engine
-from support.tiers import check_all_tiers_agree, count_waits, push_out, split_loads
+from support.tiers import PAGE, check_all_tiers_agree, count_waits, prompt, push_out, split_loads, tight
 from support.tiny import tiny_model
 
 from tsd.cache.disk import DiskStore
@@ -21,25 +20,10 @@ from tsd.engine.errors import StartError
 from tsd.engine.tiers import Mover
 from tsd.scheduler.types import Move
 
-PAGE = 16
-
 
 @pytest.fixture
 def config(tmp_path: Path) -> EngineConfig:
-    return EngineConfig(
-        model=tiny_model(tmp_path / "m"),
-        load_format="dummy",
-        page_size=PAGE,
-        max_num_seqs=8,
-        max_total_tokens=320,
-        max_model_len=256,
-        chunked_prefill_size=32,
-        host_cache_gb=0.02,
-    )
-
-
-def prompt(seed: int, length: int) -> list[int]:
-    return [random.Random(seed).randrange(3, 250) for _ in range(length)]
+    return tight(tmp_path / "m", host_cache_gb=0.02)
 
 
 @pytest.mark.parametrize("length", [5 * PAGE - 1, 5 * PAGE, 5 * PAGE + 1])

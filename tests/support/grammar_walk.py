@@ -21,11 +21,12 @@ def byte_backend() -> GrammarBackend:
 
 
 def allowed(backend: GrammarBackend, row: GrammarRow) -> list[int]:
-    mask = backend.bitmask(1)
+    """The tokens that the mask lets through."""
+    mask = backend.bitmask(2)
     mask.fill_(-1)
-    row.fill(mask, 0)
-    bits = (mask[0].view(torch.int32).unsqueeze(1) >> _SHIFTS) & 1
-    return [int(token) for token in bits.flatten()[:SIZE].nonzero().flatten()]
+    row.fill(mask, 1)
+    bits = (mask[1].view(torch.int32).unsqueeze(1) >> _SHIFTS) & 1
+    return [int(token) for token in bits.flatten()[: backend.vocab_size].nonzero().flatten()]
 
 
 def walk(

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pytest
 from msgspec.structs import replace
 from support.engine import EngineUnderTest, run_engine
+from support.tiny import tiny_model
 
 from tsd.engine import layer_load
 from tsd.engine.config import EngineConfig
@@ -24,6 +25,20 @@ class Told(NamedTuple):
     tokens: list[int]
     logprobs: list[float]
     cached: int
+
+
+def tight(model: Path, **changes: object) -> EngineConfig:
+    """A tiny engine whose pages run out after a handful of requests."""
+    small = EngineConfig(
+        model=tiny_model(model),
+        load_format="dummy",
+        page_size=PAGE,
+        max_num_seqs=8,
+        max_total_tokens=320,
+        max_model_len=256,
+        chunked_prefill_size=32,
+    )
+    return replace(small, **changes)
 
 
 def prompt(seed: int, length: int) -> list[int]:
