@@ -179,7 +179,11 @@ def strict_strings(rules: str) -> str:
 
 
 def schema_rules(schema: str) -> str:
-    """The rules that a schema's JSON follows, as EBNF. Raises ValueError or RuntimeError for one that has none."""
+    """The rules that a schema's JSON follows, as EBNF. Raises ValueError or RuntimeError for one that has none.
+
+    A string with a length is a repetition of one character class, which xgrammar (from 0.2.9 on) counts at no cost. It
+    leaves out escapes, that are several characters: with them as an alternative a mask of 49,152 tokens takes 80 ms.
+    """
     holes = SchemaHoles(schema)
     hidden = json.dumps(holes.hide(json.loads(schema)), ensure_ascii=False)
     rules = str(xgrammar.Grammar.from_json_schema(hidden))
@@ -202,7 +206,7 @@ _RULE_TOKEN = re.compile(r"""(?s)"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|[A-Za-z_
 
 
 def share_rules(rules: str) -> str:
-    """Rules of the same body become one: each rule is compiled by itself, a bounded string for a second."""
+    """Rules of the same body become one: each rule is compiled by itself."""
     bodies = dict(line.split(" ::= ", 1) for line in rules.splitlines() if " ::= " in line)
     while same := _doubles(bodies):
         rename = functools.partial(_renamed, same)

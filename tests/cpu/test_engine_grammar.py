@@ -17,8 +17,10 @@ from tsd.engine.protocol import Grammar, Vocabulary
 
 END = 256
 WORDS = [b'{"', b'":', b"true", b"null", b"ab", b"}}", b"12", b', "']
+UNICODE = ["é", "☀", "🎉", "ß☀", "🎉🎉é", "plain words"]
 VOCABULARY = Vocabulary([*(bytes([value]) for value in range(256)), b"", *WORDS], (END,))
 SIZE = 300
+WIDE = Vocabulary([*VOCABULARY.pieces, *(text.encode() for text in UNICODE)], (END,))
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -90,6 +92,35 @@ def test_what_is_sampled_is_in_the_language(
             done += 1
             assert row.finished and fits(text_of(tokens))
     assert done >= 10
+
+
+@pytest.mark.parametrize("most", [1, 2, 11, 100, 5000])
+def test_a_string_ends_at_its_very_length(most: int) -> None:
+    """In characters, however many bytes or tokens they are written with."""
+    backend = GrammarBackend(WIDE, len(WIDE.pieces))
+    grammar = Grammar("json_schema", json.dumps({"type": "string", "minLength": most - 1, "maxLength": most}))
+    lengths = {257 + len(WORDS) + number: len(text) for number, text in enumerate(UNICODE)}
+    lengths |= {257 + WORDS.index(b"ab"): 2, 257 + WORDS.index(b"true"): 4, ord("x"): 1}
+    chooser = random.Random(most)
+    row = backend.row(grammar)
+    assert row.accept(ord('"'))
+    left, said = most, b""
+    while left:
+        choices = set(allowed(backend, row))
+        if left < 15 or chooser.random() < 0.01:
+            assert {token for token in lengths if token in choices} == {t for t, n in lengths.items() if n <= left}
+            assert (ord('"') in choices) == (left == 1)
+            assert choices.isdisjoint((*range(32), ord("\\"), END))
+        token = chooser.choice([token for token, length in lengths.items() if length <= left])
+        if WIDE.pieces[token] == "é".encode():  # byte by byte, too
+            assert row.accept(WIDE.pieces[token][0]) and ord('"') not in allowed(backend, row)
+            assert row.accept(WIDE.pieces[token][1])
+        else:
+            assert row.accept(token)
+        left -= lengths[token]
+        said += WIDE.pieces[token]
+    assert len(said.decode()) == most
+    assert allowed(backend, row) == [ord('"')]
 
 
 def test_structural_tags_constrain_only_inside(backend: GrammarBackend) -> None:
