@@ -46,6 +46,7 @@ def extensions() -> list[Extension]:
         "scheduler/pages",
         "scheduler/retraction",
         "scheduler/batch",
+        "scheduler/pacing",
         "scheduler/admission",
         "scheduler/landing",
         "scheduler/ending",

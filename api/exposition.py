@@ -58,6 +58,7 @@ _BEAT_COUNTERS = {
     "prefix_cache_queries": "Prompt tokens looked up in the prefix cache",
     "prefix_cache_hits": "Prompt tokens found in the prefix cache",
     "num_retractions": "Requests put back because memory ran out",
+    "held_steps": "Steps that decoded while prompts were held back",
     "spec_decode_num_drafts": "Draft rounds",
     "spec_decode_num_draft_tokens": "Drafted tokens",
     "spec_decode_num_accepted_tokens": "Drafted tokens that were kept",

@@ -180,6 +180,15 @@ OPTIONS: tuple[Option, ...] = (
         "the same of a step that also decodes; by the model's size on a GPU",
         SCHEDULING,
     ),
+    Option(
+        "prefill-hold",
+        tokens,
+        None,
+        "steps that may decode while prompts wait, so that these are computed together: fewer and shorter waits for "
+        "rows that decode, a later first token under load; 0 starts each prompt at once (default: 32 on a GPU, 0 on "
+        "the CPU)",
+        SCHEDULING,
+    ),
     Option("mixed-batch", bool, True, "prefill and decode in one step", SCHEDULING),
     Option("max-queued-requests", positive, 4096, "waiting requests before new ones get 429", SCHEDULING),
     Option("max-queued-tokens", positive, 16 * 1024 * 1024, "waiting prompt tokens before 429", SCHEDULING),

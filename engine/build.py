@@ -171,6 +171,7 @@ def memory_of(config: EngineConfig, model: Decoder, *, free_bytes: int, total_by
         model_max_len=model.config.max_position_embeddings,
         bytes_per_token=model.kv.bytes_per_token,
         layer_parameters=model.layer_parameters,
+        num_layers=model.config.num_layers,
         free_bytes=free_bytes,
         total_bytes=total_bytes,
     )

@@ -22,7 +22,7 @@ _INDIFFERENT = frozenset(
     {
         *("served_model_name", "engine", "seed", "log_level", "trace", "prefix_cache", "overlap", "mixed_batch"),
         *("host_cache_gb", "disk_cache_dir", "disk_cache_gb", "max_queued_requests", "max_queued_tokens"),
-        *("kv_events_config", "cpu_threads", "trust_remote_code"),
+        *("kv_events_config", "prefill_hold", "cpu_threads", "trust_remote_code"),
     }
 )
 """Settings that change no kernel; one that is not named here counts as one that may."""

@@ -27,6 +27,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_total_tokens: int = 0
     chunked_prefill_size: int = 0
     mixed_chunk_size: int = 0
+    prefill_hold: int | None = None
+    """Steps that may decode while prompts wait; None is derived, 0 never."""
     mixed_batch: bool = True
     prefix_cache: bool = True
     gpu_memory_utilization: float = 0.9

@@ -69,6 +69,8 @@ class Engine:
                 page_size=memory.page_size,
                 chunked_prefill_size=memory.chunked_prefill_size,
                 mixed_chunk_size=memory.mixed_chunk_size,
+                prefill_hold=memory.prefill_hold,
+                prefill_balance=memory.prefill_balance,
                 mixed_batch=config.mixed_batch,
                 prefix_cache=config.prefix_cache,
                 max_in_flight=2 if config.overlap else 1,

@@ -4,6 +4,7 @@ from tsd.cache.fence cimport Fence
 from tsd.cache.hashing cimport PageHasher
 from tsd.cache.index cimport PrefixIndex
 from tsd.cache.pool cimport PagePool
+from tsd.scheduler.pacing cimport Pace
 from tsd.scheduler.plan cimport Build
 from tsd.scheduler.requests cimport Req, Requests
 from tsd.scheduler.tiers cimport Tiers
@@ -46,6 +47,7 @@ cdef class Scheduler:
     cdef int leaving
     cdef int fetching
     # plans
+    cdef Pace pace
     cdef list ring
     cdef int ring_at, num_flights
     cdef int64_t step

@@ -23,6 +23,7 @@ from tsd.scheduler.ending cimport end, expire
 from tsd.scheduler.figures cimport counters_of, snapshot_of, tell_evictions
 from tsd.scheduler.landing cimport step_landed
 from tsd.scheduler.moves cimport layers_landed, move_done
+from tsd.scheduler.pacing cimport Pace
 from tsd.scheduler.pages cimport set_page
 from tsd.scheduler.plan cimport Build
 from tsd.scheduler.requests cimport E_ABORT, S_RETRACTED, S_RETRACTING, Req, Requests
@@ -47,12 +48,15 @@ cdef class Scheduler:
             raise ValueError("page_size, num_pages, max_num_seqs and max_in_flight must be at least 1")
         if config.chunked_prefill_size < 1 or config.mixed_chunk_size < 0 or config.max_model_len < 2:
             raise ValueError("chunked_prefill_size must be at least 1, mixed_chunk_size 0, max_model_len 2")
+        if config.prefill_hold < 0 or config.prefill_balance < 0:
+            raise ValueError("prefill_hold and prefill_balance must be at least 0")
         self.config = config
         self.page_size = config.page_size
         self.max_slots = config.max_num_seqs
         self.max_pages = min(config.num_pages, (config.max_model_len + self.page_size - 1) // self.page_size)
         self.chunk = config.chunked_prefill_size
         self.mixed_chunk = min(config.mixed_chunk_size or self.chunk, self.chunk)
+        self.pace = Pace(config.prefill_hold, min(config.prefill_balance, self.chunk))
         self.max_flights = config.max_in_flight
         self.window = config.overtake_window
         self.ageing = config.ageing_s
@@ -174,7 +178,7 @@ cdef class Scheduler:
     def next_plan(self, double now):
         """The next step, or None when nothing can run or max_in_flight plans are out."""
         cdef Build build
-        cdef int i, at, num_decode = 0, budget, page
+        cdef int i, at, num_decode = 0, budget, page, waiting, ready
         cdef Req* r
         if now >= self.soonest:
             expire(self, now)
@@ -202,9 +206,16 @@ cdef class Scheduler:
             i += 1
         if self.mixed:
             num_decode = decode_rows(self, build)
-            budget = self.chunk if num_decode == 0 else min(self.chunk, max(self.mixed_chunk, 8 * num_decode))
+            budget = self.chunk
+            if num_decode:
+                budget = min(budget, max(self.mixed_chunk, 8 * num_decode))
+                waiting = min(self.requests.num_waiting, self.num_free_slots)
+                ready = self.num_filling + self.requests.num_retracted
+                budget = self.pace.budget(num_decode, waiting, ready, budget)
             if num_decode < budget:
                 fill(self, build, budget - num_decode, now)
+            if num_decode:
+                self.pace.took(build.num_prefill, budget - num_decode - build.num_prefill)
         else:
             if not (self.last_was_prefill and self.num_running):
                 fill(self, build, self.chunk, now)

@@ -56,6 +56,7 @@ cdef dict counters_of(Scheduler s):
         "cached_tokens": s.c_cached,
         "generation_tokens": s.c_generated,
         "dropped_tokens": s.c_dropped,
+        "held_steps": s.pace.c_held,
         "retractions": s.c_retractions,
         "evictions": s.index.device_evictions,
         "host_evictions": s.index.host_evictions,

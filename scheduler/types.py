@@ -27,6 +27,12 @@ class SchedulerConfig:
     mixed_chunk_size: int = 0
     """The same of a step that has decode rows, which wait for its prefill rows; 0 is chunked_prefill_size. Grows to
     8 tokens for each decode row, so that prefill keeps its share of the work when many rows decode."""
+    prefill_hold: int = 0
+    """Steps that may decode while prompts wait, so that these are computed together: see `pacing`. 0: each step takes
+    all that `mixed_chunk_size` allows."""
+    prefill_balance: int = 0
+    """Tokens whose arithmetic takes as long as the rest of a step. Where prompts are held, a step that decodes takes
+    twice as many, within mixed_chunk_size; 0 is no such bound."""
     mixed_batch: bool = True
     prefix_cache: bool = True
     max_in_flight: int = 2

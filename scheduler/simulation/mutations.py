@@ -19,6 +19,7 @@ CORE, TIERS, INDEX, REQUESTS = "scheduler/core.pyx", "scheduler/tiers.pyx", "cac
 PAGES, RETRACTION, BATCH = "scheduler/pages.pyx", "scheduler/retraction.pyx", "scheduler/batch.pyx"
 ADMISSION, LANDING, ENDING = "scheduler/admission.pyx", "scheduler/landing.pyx", "scheduler/ending.pyx"
 MOVES, WITHHELD, DISK = "scheduler/moves.pyx", "scheduler/withheld.pyx", "cache/disk_map.pyx"
+PACING = "scheduler/pacing.pyx"
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant("dropped free of private pages", PAGES, "        s.pool.give(pages[k])\n", "        pass\n"),
@@ -223,4 +224,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "return drained(s, t.req) if r.flights == 0 else 0",
         "return drained(s, t.req)",
     ),
+    Mutant("prompts held for ever while rows decode", PACING, "            self.held += 1\n", ""),
+    Mutant("prompts held anew without having run", PACING, "        if num_prefill:\n", "        if True:\n"),
+    Mutant("a step with prompts has room for none", PACING, "return min(most, max(", "return min(num_decode, max("),
 )

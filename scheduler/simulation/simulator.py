@@ -80,6 +80,8 @@ def draw_life(rng: random.Random, profile: str, secret: bytes, page_size: int) -
         num_pages=pages,
         page_size=page_size,
         chunked_prefill_size=rng.choice((8, 16, 32, 64, 128)),
+        prefill_hold=rng.choice((0, 0, 1, 4, 24)),
+        prefill_balance=rng.choice((0, 4, 24)),
         mixed_batch=rng.random() < 0.75,
         prefix_cache=tiers or rng.random() < 0.85,
         max_in_flight=rng.choice((1, 2, 2, 3)),

@@ -14,6 +14,7 @@ from tsd.scheduler.simulation.oracle cimport Oracle, Record
 
 from tsd.scheduler.simulation.faults import NEVER, Faults
 from tsd.scheduler.simulation.subscriber import Subscriber
+from tsd.scheduler.simulation.turns import Turns
 from tsd.scheduler.simulation.violation import Violation
 from tsd.scheduler.types import StepLanded
 
@@ -25,7 +26,7 @@ cdef class World:
     cdef readonly int deaths
     cdef readonly dict counters
     cdef readonly object subscriber
-    cdef object start, config, knobs, faults
+    cdef object start, config, knobs, faults, turns_taken
     cdef Dice dice
     cdef Oracle oracle
     cdef Clients clients
@@ -60,6 +61,7 @@ cdef class World:
     cdef int be_born(self, dict disk) except -1:
         """An engine process starts: empty memory, the disk as it is."""
         self.executor = Executor(self.config, self.oracle)
+        self.turns_taken = Turns(self.config)
         self.copies = Copies(self.dice, self.executor, self.config, self.knobs, disk)
         self.scheduler.adopt_disk(list(disk))
         self.subscriber.clear()
@@ -133,6 +135,7 @@ cdef class World:
         return 0
 
     cdef int launch(self, object plan) except -1:
+        self.turns_taken.see(self.scheduler, plan, self.copies.moving)
         self.executor.change_tables(plan)
         for move in plan.moves:
             self.copies.begin(move, plan.step)
