@@ -1,15 +1,15 @@
-"""Conversations that clients keep here, item by item, for `/v1/responses`: bounded in number and in bytes."""
+"""Conversations that clients keep here, item by item, for `/v1/responses`."""
 
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from tsd.api.errors import InvalidRequest, NotFound
+from tsd.api.kept import KeptStore
 
 MAX_CONVERSATIONS = 2048
 MAX_ITEMS = 16_384
@@ -24,30 +24,16 @@ class KeptConversation:
     created_at: int = field(default_factory=lambda: int(time.time()))
     items: list[dict[str, Any]] = field(default_factory=list)
     """Oldest first; each has an id."""
-    size: int = 0
 
 
-class ConversationStore:
-    """The one that was longest unused goes first. Only its owner sees a conversation."""
-
+class ConversationStore(KeptStore[KeptConversation]):
     def __init__(self, fronts: int = 1) -> None:
         """One of `fronts` stores that share the bounds."""
-        self._most = MAX_CONVERSATIONS // fronts
-        self._most_bytes = MAX_BYTES // fronts
-        self._kept: OrderedDict[str, KeptConversation] = OrderedDict()
-        self._bytes = 0
+        super().__init__("conversation", MAX_CONVERSATIONS // fronts, MAX_BYTES // fronts)
 
     def put(self, kept: KeptConversation, items: list[dict[str, Any]]) -> None:
-        self._kept[kept.id] = kept
-        self.add(kept, items)
-
-    def get(self, name: str, owner: str, param: str = "conversation_id") -> KeptConversation:
-        """Raises NotFound for one that is not kept, or another's."""
-        found = self._kept.get(name)
-        if found is None or found.owner != owner:
-            raise NotFound("there is no such conversation", param=param, code="conversation_not_found")
-        self._kept.move_to_end(name)
-        return found
+        kept.items += items
+        self.keep(kept.id, kept, _size(kept.metadata) + sum(map(_size, items)))
 
     @staticmethod
     def check_room(kept: KeptConversation, count: int) -> None:
@@ -57,18 +43,18 @@ class ConversationStore:
 
     def add(self, kept: KeptConversation, items: list[dict[str, Any]]) -> None:
         """Unless it was deleted meanwhile."""
-        if kept.id not in self._kept:
-            return
-        kept.items += items
-        self._resize(kept, sum(map(_size, items)))
-        while len(self._kept) > self._most or (self._bytes > self._most_bytes and self._kept):
-            _, old = self._kept.popitem(last=False)
-            self._bytes -= old.size
+        if kept.id in self:
+            kept.items += items
+            self.grow(kept.id, sum(map(_size, items)))
+
+    def describe(self, kept: KeptConversation, metadata: dict[str, Any]) -> None:
+        self.grow(kept.id, _size(metadata) - _size(kept.metadata))
+        kept.metadata = metadata
 
     def remove_item(self, kept: KeptConversation, name: str) -> None:
         item = self.item(kept, name)
         kept.items.remove(item)
-        self._resize(kept, -_size(item))
+        self.grow(kept.id, -_size(item))
 
     @staticmethod
     def item(kept: KeptConversation, name: str) -> dict[str, Any]:
@@ -76,14 +62,6 @@ class ConversationStore:
         if found is None:
             raise NotFound("there is no such item", param="item_id", code="item_not_found")
         return found
-
-    def delete(self, name: str, owner: str) -> None:
-        self._bytes -= self.get(name, owner).size
-        del self._kept[name]
-
-    def _resize(self, kept: KeptConversation, change: int) -> None:
-        kept.size += change
-        self._bytes += change
 
 
 def _size(item: dict[str, Any]) -> int:

@@ -1,16 +1,12 @@
-"""Responses, kept in memory for `previous_response_id` and `GET`: bounded in number and in bytes.
-
-Finished ones, and those that run in the background.
-"""
+"""Responses, kept for `previous_response_id` and `GET`: finished ones, and those in the background."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tsd.api.background import EventLog
-from tsd.api.errors import NotFound
+from tsd.api.kept import KeptStore
 from tsd.api.wire.chat import ChatMessage
 
 MAX_RESPONSES = 2048
@@ -41,37 +37,10 @@ class RunningResponse(Protocol):
         """Its end comes soon after."""
 
 
-class ResponseStore:
-    """Oldest first out. Only its owner sees a response."""
-
+class ResponseStore(KeptStore[Stored]):
     def __init__(self, fronts: int = 1) -> None:
         """One of `fronts` stores that share the bounds."""
-        self._most = MAX_RESPONSES // fronts
-        self._most_bytes = MAX_BYTES // fronts
-        self._kept: OrderedDict[str, Stored] = OrderedDict()
-        self._bytes = 0
+        super().__init__("response", MAX_RESPONSES // fronts, MAX_BYTES // fronts)
 
     def put(self, name: str, stored: Stored) -> None:
-        if stored.size > self._most_bytes:
-            return
-        if (old := self._kept.pop(name, None)) is not None:
-            self._bytes -= old.size
-        self._kept[name] = stored
-        self._bytes += stored.size
-        while len(self._kept) > self._most or self._bytes > self._most_bytes:
-            _, old = self._kept.popitem(last=False)
-            self._bytes -= old.size
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._kept
-
-    def get(self, name: str, owner: str, param: str = "response_id") -> Stored:
-        """Raises NotFound for one that is not kept, or another's."""
-        stored = self._kept.get(name)
-        if stored is None or stored.owner != owner:
-            raise NotFound("there is no such response", param=param, code="response_not_found")
-        return stored
-
-    def delete(self, name: str, owner: str) -> None:
-        self._bytes -= self.get(name, owner).size
-        del self._kept[name]
+        self.keep(name, stored, stored.size)

@@ -54,8 +54,9 @@ async def get(request: web.Request) -> web.StreamResponse:
 
 
 async def update(request: web.Request) -> web.StreamResponse:
-    _, kept = _kept(request)
-    kept.metadata = (await read_json(request, ConversationUpdate, front_of(request).options.limits)).metadata
+    store, kept = _kept(request)
+    body = await read_json(request, ConversationUpdate, front_of(request).options.limits)
+    store.describe(kept, body.metadata)
     return json_response(_object(kept))
 
 

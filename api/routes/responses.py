@@ -125,8 +125,7 @@ async def get(request: web.Request) -> web.StreamResponse:
 
 async def delete(request: web.Request) -> web.StreamResponse:
     name, store = request.match_info["id"], front_of(request).responses
-    stored = store.get(name, request[CALLER].owner)
-    store.delete(name, stored.owner)
+    stored = store.delete(name, request[CALLER].owner)
     if stored.running is not None:
         stored.running.cancel()
     return json_response(DeletedResponse(name))
