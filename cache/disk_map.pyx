@@ -10,9 +10,10 @@ from libc.stdint cimport int32_t
 from libc.stdlib cimport calloc, free
 
 from tsd.cache.hashing cimport tsd_key
-from tsd.cache.index cimport DISK_NONE, DISK_STORED, DISK_STORING, DISK_TOLD, NODE_FREE, TIER_DISK, PrefixIndex
+from tsd.cache.index cimport DISK_NONE, DISK_STORED, DISK_STORING, DISK_TOLD, TIER_DISK, PrefixIndex
+from tsd.cache.node_table cimport NODE_FREE
 
-from tsd.cache.index import IndexFault
+from tsd.cache.node_table import IndexFault
 
 
 cdef class DiskMap:

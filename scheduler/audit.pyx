@@ -6,7 +6,7 @@ Callable in production; the simulator calls it after every step. Changes nothing
 from libc.stdint cimport int32_t, int64_t
 from libc.stdlib cimport calloc, free
 
-from tsd.cache.index cimport Node
+from tsd.cache.node_table cimport Node
 from tsd.scheduler.core cimport Scheduler
 from tsd.scheduler.requests cimport (
     S_ABORTING,

@@ -27,7 +27,7 @@ cdef object step_landed(Scheduler s, int64_t step, object tokens, object failed,
     cdef int32_t* emitted
     cdef int32_t* rows
     cdef cnp.npy_intp size
-    cdef bint any_failed = len(failed) > 0
+    cdef bint any_failed = len(failed) > 0, over
     if s.num_flights == 0:
         raise SchedulerFault(f"step {step} landed, none is in flight")
     build = <Build>s.ring[(s.ring_at - s.num_flights + s.max_flights + 1) % (s.max_flights + 1)]
@@ -51,22 +51,19 @@ cdef object step_landed(Scheduler s, int64_t step, object tokens, object failed,
         r = &s.requests.R[at]
         r.flights -= 1
         r.samples -= build.p_samples[i]
-        if r.state == S_DRAINING or r.state == S_ABORTING:
-            s.c_dropped += build.p_samples[i]
-            if any_failed and i in failed:
-                r.poisoned = 1
-            if r.flights == 0 and r.moves == 0:
-                drained(s, at)
-            continue
-        if r.load >= 0:
+        over = r.state == S_DRAINING or r.state == S_ABORTING
+        if not over and r.load >= 0:
             raise SchedulerFault(f"step {step} landed before load-back {r.load}, for which it waited, was done")
-        if r.tainted:
-            # Computed from pages that a copy failed to fill.
+        if over or r.tainted:
+            # Nobody gets it: the request has ended, or a copy failed to fill pages that this was computed from.
             s.c_dropped += build.p_samples[i]
             if any_failed and i in failed:
                 r.poisoned = 1
             if r.flights == 0 and r.moves == 0:
-                park(s, at)
+                if over:
+                    drained(s, at)
+                else:
+                    park(s, at)
             continue
         if any_failed and i in failed:
             r.poisoned = 1

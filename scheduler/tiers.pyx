@@ -12,7 +12,8 @@ import numpy as np
 from tsd.cache.disk_map cimport DiskMap
 from tsd.cache.fence cimport Fence
 from tsd.cache.hashing cimport tsd_key
-from tsd.cache.index cimport TIER_HOST, Node, PrefixIndex
+from tsd.cache.index cimport TIER_HOST, PrefixIndex
+from tsd.cache.node_table cimport Node
 from tsd.cache.pool cimport PAGE_ACTIVE, PAGE_IN_FLIGHT, PagePool
 from tsd.scheduler.transfer cimport Transfer
 

@@ -6,7 +6,7 @@ nothing.
 
 from libc.stdint cimport int32_t
 
-from tsd.cache.index cimport Node
+from tsd.cache.node_table cimport Node
 from tsd.scheduler.core cimport Scheduler
 from tsd.scheduler.requests cimport Req
 

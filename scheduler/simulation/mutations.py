@@ -57,8 +57,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "wasted token of an aborted row counted",
         LANDING,
-        "if r.state == S_DRAINING or r.state == S_ABORTING:\n            s.c_dropped",
-        "if r.state == S_DRAINING:\n            s.c_dropped",
+        "over = r.state == S_DRAINING or r.state == S_ABORTING",
+        "over = r.state == S_DRAINING",
     ),
     Mutant("min_tokens ignored", REQUESTS, "if r.num_tokens < r.min_total:", "if False:"),
     Mutant("length checked one too late", LANDING, "if r.num_tokens >= r.max_total:", "if r.num_tokens > r.max_total:"),
@@ -156,7 +156,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "parent of a block found again does not count it",
-        INDEX,
+        "cache/node_table.pyx",
         "[parent].children += 1\n            node.depth = self.nodes[parent].depth + 1\n        memcpy",
         "[parent].children += 0\n            node.depth = self.nodes[parent].depth + 1\n        memcpy",
     ),
@@ -194,7 +194,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "head of the queue starves for withheld pages", ADMISSION, "lendable = s.withheld.num_device", "lendable = 0"
     ),
-    Mutant("steps believed whose copy failed", LANDING, "        if r.tainted:\n", "        if False:\n"),
+    Mutant("steps believed whose copy failed", LANDING, "if over or r.tainted:", "if over:"),
     Mutant(
         "a step does not wait for the layers it reads", BATCH, "build.wait_for(s.requests.R[s.filling[i]].load)", "pass"
     ),
@@ -207,8 +207,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "pages of a failed row kept dirty when its request had ended",
         LANDING,
-        "                r.poisoned = 1\n            if r.flights == 0 and r.moves == 0:\n                drained",
-        "                pass\n            if r.flights == 0 and r.moves == 0:\n                drained",
+        "                r.poisoned = 1\n            if r.flights == 0 and r.moves == 0:\n                if over",
+        "                pass\n            if r.flights == 0 and r.moves == 0:\n                if over",
     ),
     Mutant("prefix counted that did not come", MOVES, "        r.num_nodes = t.first\n", "        pass\n"),
     Mutant(

@@ -1,0 +1,3 @@
+from tsd.cache.index import PrefixIndex
+
+def audit(index: PrefixIndex, thorough: bool = True) -> None: ...

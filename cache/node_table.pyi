@@ -1,0 +1,6 @@
+class IndexFault(RuntimeError): ...
+
+class NodeTable:
+    page_size: int
+    capacity: int
+    num_nodes: int
