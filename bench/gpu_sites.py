@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import torch
 
-from tsd.kernels.triton import attention, decode, linear
+from tsd.kernels.triton import attention, decode, linear, slabs
 from tsd.kernels.triton.norm import silu_mul
 from tsd.kernels.triton.tiling import Tiling
 
@@ -76,12 +76,13 @@ class LayerBuffers:
         self.layer = layer
         self.x = random(rows, layer.k)
         self.norm = random(layer.k) if layer.norm else None
+        self.following = random(layer.n)
         self.residual = random(rows, layer.n) if layer.residual else None
         first = random(layer.weight_rows, layer.k, scale=layer.k**-0.5)
         self.weights = [first] + [first.clone() for _ in range(copies - 1)]
         self.y = torch.empty((rows, layer.n), dtype=self.x.dtype, device="cuda")
 
-    def launches(self, plan: linear.Gemv | linear.Skinny) -> list[Callable[[], object]]:
+    def launches(self, plan: linear.Tiled) -> list[Callable[[], object]]:
         def one(w: torch.Tensor) -> Callable[[], object]:
             return lambda: linear.launch(
                 plan,
@@ -95,6 +96,16 @@ class LayerBuffers:
                 residual=self.residual,
                 gated=self.layer.gated,
             )
+
+        return [one(w) for w in self.weights]
+
+    def normed_launches(self, plan: linear.Slab) -> list[Callable[[], object]]:
+        """The layer joined with the norm that follows it."""
+        residual = self.residual
+        assert residual is not None, "only layers with a residual are followed by a norm"
+
+        def one(w: torch.Tensor) -> Callable[[], object]:
+            return lambda: slabs.multiply_add_norm(plan, self.x, w, residual, self.following, 1e-6)
 
         return [one(w) for w in self.weights]
 
@@ -143,6 +154,28 @@ def skinny_plans(layer: Layer, rows: int) -> list[linear.Skinny]:
                 if layer.k % (bk * split) or layer.k // split < 2 * bk or not 24_000 < shared < 200_000:
                     continue
                 found.append(linear.Skinny(bn, bk, split, warps, stages, 64 if layer.k // split > 512 else 256))
+    return found
+
+
+def slab_plans(layer: Layer, rows: int, *, normed: bool = False) -> list[linear.Slab]:
+    """Tilings worth timing for 2 to 64 rows, with little shared memory or much.
+
+    `normed`: with the norm that follows, which adds up any number of parts.
+    """
+    padded = max(16, 1 << (rows - 1).bit_length())
+    found = []
+    for bn in (64, 128):
+        for split in (1, 2, 3, 4, 6, 8, 12) if normed else (1, 2, 4):
+            blocks = -(-layer.weight_rows // bn) * split
+            if blocks < 48 or (split > 1 and blocks > 400):
+                continue
+            for bk in (64, 128):
+                if layer.k % (bk * split):
+                    continue
+                tile = (padded + bn) * bk * 2
+                steps = layer.k // split // bk
+                stages = {min(steps, 110_000 // tile), min(steps, 220_000 // tile)}
+                found += [linear.Slab(bn, bk, split, count) for count in sorted(stages) if 2 <= count <= 12]
     return found
 
 

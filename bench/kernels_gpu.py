@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -198,19 +199,27 @@ class StepBuffers:
 
     def step(self, gated: bool = True, fused: bool = False) -> torch.Tensor:
         """One step, embedding to sampled tokens; `gated` and `fused` pick the larger fusions."""
-        h = embedding.lookup(self.tokens, self.table)
+        h, normed = embedding.lookup(self.tokens, self.table), None
         for layer, (qkv_w, out_w, gate_w, down_w) in enumerate(self.blocks):
-            a = self.attend(linear.linear(h, qkv_w, norm=self.gain, eps=1e-6), layer, fused)
-            h = linear.linear(a, out_w, residual=h)
+            a = self.attend(self.take(linear.linear, h, normed, qkv_w), layer, fused)
             if gated:
-                g = linear.gated(h, gate_w, norm=self.gain, eps=1e-6)
-                h = linear.linear(g, down_w, residual=h)
+                h, normed = linear.add_norm(a, out_w, residual=h, norm=self.gain, eps=1e-6)
+                g = self.take(linear.gated, h, normed, gate_w)
+                h, normed = linear.add_norm(g, down_w, residual=h, norm=self.gain, eps=1e-6)
             else:
+                h = linear.linear(a, out_w, residual=h)
                 g = linear.linear(h, gate_w, norm=self.gain, eps=1e-6)
                 h = linear.linear(g, down_w, act="silu_mul", residual=h)
         if h.shape[0] > self.batch.num_rows:
             h = h[self.batch.query_start[1:].long() - 1]
-        return sampling.sample(linear.linear(h, self.table, norm=self.gain, eps=1e-6), self.state).tokens
+            normed = None
+        return sampling.sample(self.take(linear.linear, h, normed, self.table), self.state).tokens
+
+    def take(
+        self, product: Callable[..., torch.Tensor], h: torch.Tensor, normed: torch.Tensor | None, weight: Weight
+    ) -> torch.Tensor:
+        """A product of the residual stream, whose norm may have been done with the layer before."""
+        return product(h, weight, norm=self.gain, eps=1e-6) if normed is None else product(normed, weight)
 
     def floor(self) -> float:
         """Microseconds to read every weight and key and value once."""

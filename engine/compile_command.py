@@ -85,7 +85,7 @@ def build(
 
 
 _SLOW = {"launching", "pick_kernel", "paged_kernel", "shared_kernel", "solo_kernel"}
-_NEXT = ("paged_kernel", "score_kernel", "skinny_kernel")
+_NEXT = ("paged_kernel", "score_kernel", "slab_kernel", "skinny_kernel")
 
 
 def workers() -> int:

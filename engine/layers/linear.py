@@ -19,7 +19,8 @@ class Linear(Layer):
 
     After `load`, `call(x)` or, if built with `residual`, `call(x, residual=h)` runs the chosen kernel. A layer that
     `gates` another, whose activation its outputs feed, applies that activation itself where a kernel can: it then
-    answers half as many columns, and the other layer does without.
+    answers half as many columns, and the other layer does without. A layer with a residual may also do the norm of
+    its `follower`, the layer that reads the sum: `add` and the follower's `take` pass it on (after `join`).
     """
 
     def __init__(
@@ -53,12 +54,33 @@ class Linear(Layer):
         self.has_residual = residual
         self.tied = tied
         self.gates = gates
+        self.follower: Linear | None = None
         self.op = "gemm.linear"
         self.placement = placement
         self.method = "dense"
         self.weight: Weight | None = None
         self.selection: Selection | None = None
         self.call: Callable[..., torch.Tensor] = _unloaded
+        self._options: dict[str, object] = {}
+        self._norm: dict[str, object] = {}
+        self._joint: Selection | None = None
+        self._plain: Callable[..., torch.Tensor] = _unloaded
+        self._joined: Callable[..., tuple[torch.Tensor, torch.Tensor | None]] | None = None
+
+    def take(self, hidden: torch.Tensor, normed: torch.Tensor | None) -> torch.Tensor:
+        """The product of the residual stream, whose norm the layer before may have done."""
+        return self.call(hidden) if normed is None else self._plain(normed)
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The residual stream after this layer, and its norm for the follower if that came with it."""
+        if self._joined is None:
+            return self.call(x, residual=residual), None
+        return self._joined(x, residual=residual)
+
+    def join(self) -> None:
+        """Once this layer and its follower are loaded: lets `add` do the follower's norm, where a kernel can."""
+        if self._joint is not None and self.follower is not None:
+            self._joined = partial(self._joint.fn, **self._options, **self.follower._norm)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -98,15 +120,18 @@ class Linear(Layer):
         if self.has_bias:
             options["bias"] = read_vector(self.site, source, [f"{name}.bias" for name in self.names], self.out_features)
         if self.norm_name:
-            options["norm"] = read_vector(self.site, source, [f"{self.norm_name}.weight"], (self.in_features,))
-            options["eps"] = self.eps
+            gain = read_vector(self.site, source, [f"{self.norm_name}.weight"], (self.in_features,))
+            self._norm = {"norm": gain, "eps": self.eps}
         if self.act and not self.gated_before:
             options["act"] = self.act
-        self.call = partial(self.selection.fn, **options)
+        self._options = options
+        self._plain = partial(self.selection.fn, **options)
+        self.call = partial(self.selection.fn, **options, **self._norm)
 
     def uses(self) -> list[KernelUse]:
         assert self.selection is not None, "plan() comes first"
-        return [KernelUse(self.role, self.op, self.method, self.shape, 1, self.selection)]
+        chosen = [(self.op, self.selection)] + ([("gemm.add_norm", self._joint)] if self._joint is not None else [])
+        return [KernelUse(self.role, op, self.method, self.shape, 1, selection) for op, selection in chosen]
 
     @property
     def weight_bytes(self) -> int:
@@ -136,6 +161,10 @@ class Linear(Layer):
             self.op = "gemm.gated"
             self.gates.gated_before = True
         self.selection = found or self.site.select("gemm.linear", self.traits, method)
+        if self.has_residual and self.follower is not None and self.follower.norm_name:
+            joint = self.site.fused("gemm.add_norm", self.traits, method)
+            fits = joint is not None and joint.spec.name == self.selection.spec.name
+            self._joint = joint if fits else None
 
 
 def _unloaded(*_: object, **__: object) -> torch.Tensor:

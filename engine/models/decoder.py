@@ -19,6 +19,8 @@ from tsd.engine.rope import rope_table
 from tsd.engine.weights.source import WeightSource
 
 Call = Callable[..., torch.Tensor]
+Take = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
+Add = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor | None]]
 
 
 class Shape(NamedTuple):
@@ -84,11 +86,13 @@ class Decoder:
         self._embedding = Embedding(
             site, "embedding", self.NAMES["embedding"][0], config.vocab_size, config.hidden_size, tied
         )
-        self._calls: list[tuple[Call, Call | None, Call, Call, Call, Call, Call]] = []
+        for (_, _, out, gate_up, down), following in zip(self._blocks, [*self._blocks[1:], None], strict=True):
+            out.follower, down.follower = gate_up, following[0] if following is not None else self._head
+        self._calls: list[tuple[Take, Call | None, Call, Call, Add, Take, Add]] = []
 
     def forward(self, batch: ForwardBatch, cache: KVCache) -> torch.Tensor:
         """Logits [S, vocabulary] in the model's dtype for the sampled tokens; K and V of all T tokens go to `cache`."""
-        hidden = self._embedding.call(batch.tokens)
+        hidden, normed = self._embedding.call(batch.tokens), None
         last = len(self._calls) - 1
         narrow = batch.sample_index.shape[0] != batch.tokens.shape[0]
         single = batch.max_query_len == 1
@@ -98,15 +102,15 @@ class Decoder:
                 before_layer(index)
             k, v = cache.k[index], cache.v[index]
             if single and decode is not None:
-                mixed = decode(qkv(hidden), k, v, batch)
+                mixed = decode(qkv(hidden, normed), k, v, batch)
             else:
-                mixed = attend(write(qkv(hidden), k, v, batch), k, v, batch)
+                mixed = attend(write(qkv(hidden, normed), k, v, batch), k, v, batch)
             if index == last and narrow:  # past the last attention only sampled tokens matter
                 mixed = mixed.index_select(0, batch.sample_index)
                 hidden = hidden.index_select(0, batch.sample_index)
-            hidden = out(mixed, residual=hidden)
-            hidden = down(gate_up(hidden), residual=hidden)
-        return self._head.call(hidden)
+            hidden, normed = out(mixed, hidden)
+            hidden, normed = down(gate_up(hidden, normed), hidden)
+        return self._head.take(hidden, normed)
 
     def allocate_cache(self, num_pages: int, page_size: int) -> KVCache:
         """A zeroed device cache of this model's shape."""
@@ -143,8 +147,10 @@ class Decoder:
     def bind(self) -> None:
         """Once every layer is loaded: makes `forward` callable."""
         for qkv, attention, out, gate_up, down in self._blocks:
+            out.join()
+            down.join()
             mix = (attention.decode, attention.write, attention.attend)
-            self._calls.append((qkv.call, *mix, out.call, gate_up.call, down.call))
+            self._calls.append((qkv.take, *mix, out.add, gate_up.take, down.add))
 
     def first_layers(self, count: int) -> Decoder:
         """A model of the first `count` layers, with embedding and head, over the same weights: what a kernel needs of

@@ -40,3 +40,21 @@ def gated(x: torch.Tensor, weight: Weight, *, norm: torch.Tensor | None = None, 
     """silu(f(x) @ G.T) * (f(x) @ U.T) [T, N] in x's dtype, for a weight [2N, K] = G over U; f as in `linear`."""
     gate, up = linear(x, weight, norm=norm, eps=eps).chunk(2, dim=-1)
     return F.silu(gate) * up
+
+
+def add_norm(
+    x: torch.Tensor,
+    weight: Weight,
+    *,
+    residual: torch.Tensor,
+    norm: torch.Tensor,
+    eps: float,
+    bias: torch.Tensor | None = None,
+    act: str | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(hidden, normed), both [T, N]: hidden is `linear` with the residual, normed its RMS norm with `norm` [N] and eps.
+
+    normed is what the next layer starts with; a kernel answers None where that layer had better norm for itself.
+    """
+    hidden = linear(x, weight, bias=bias, act=act, residual=residual)
+    return hidden, rms(hidden, norm, eps)

@@ -7,6 +7,15 @@ from tsd.kernels.spec import BATCH_INVARIANT, DETERMINISTIC, KernelSpec, Priorit
 
 SPECS = (
     KernelSpec(
+        op="gemm.add_norm",
+        name="reference",
+        solution="torch",
+        target="tsd.kernels.gemm.reference:add_norm",
+        priority=Priority.REFERENCE,
+        flags=frozenset({DETERMINISTIC}),
+        summary="plain torch",
+    ),
+    KernelSpec(
         op="gemm.gated",
         name="reference",
         solution="torch",

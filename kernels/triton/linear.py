@@ -15,6 +15,7 @@ from tsd.kernels.platform import detect
 from tsd.kernels.triton.gemv import gemv_kernel
 from tsd.kernels.triton.norm import rms, silu_mul
 from tsd.kernels.triton.skinny import skinny_kernel
+from tsd.kernels.triton.slabs import Slab, multiply, multiply_add_norm
 from tsd.kernels.triton.target import dependent, dot_precision
 from tsd.kernels.triton.workspace import workspace
 from tsd.kernels.weight import Weight
@@ -44,7 +45,8 @@ class Skinny:
     prefetch: int
 
 
-Plan = Gemv | Skinny | None
+Tiled = Gemv | Skinny | Slab
+Plan = Tiled | None
 """None is the library product, with the norm and the activation as kernels of their own."""
 
 
@@ -53,9 +55,10 @@ def bucket(rows: int) -> int:
     return 1 if rows == 1 else 16 if rows <= 16 else triton.next_power_of_2(rows)
 
 
-def site(n: int, k: int, rows: int, *, gated: bool) -> str:
-    """Key of a layer in the tuning table: n output columns (of a gated layer, after gating)."""
-    return f"{n}x{k}{'g' if gated else ''}@{bucket(rows)}"
+def site(n: int, k: int, rows: int, *, gated: bool = False, normed: bool = False) -> str:
+    """Key of a layer in the tuning table: n output columns (of a gated layer, after gating); `normed` with the norm
+    that follows."""
+    return f"{n}x{k}{'g' if gated else '+' if normed else ''}@{bucket(rows)}"
 
 
 def default_plan(n: int, k: int, rows: int, *, gated: bool) -> Plan:
@@ -80,7 +83,7 @@ def tuned(device_name: str) -> dict[str, Plan]:
 
 def load_plan(entry: dict[str, int | float | str]) -> Plan:
     """From the table's JSON; see `dump_plan`. `us`, the measured time, is for the reader."""
-    kinds = {"gemv": Gemv, "skinny": Skinny}
+    kinds: dict[str, type[Gemv] | type[Skinny] | type[Slab]] = {"gemv": Gemv, "skinny": Skinny, "slab": Slab}
     kind = kinds.get(str(entry["kernel"]))
     return kind(**{field.name: int(entry[field.name]) for field in fields(kind)}) if kind else None
 
@@ -103,6 +106,16 @@ def plan_for(device: torch.device, n: int, k: int, rows: int, gated: bool) -> Pl
     return default_plan(n, k, rows, gated=gated)
 
 
+@cache
+def normed_plan(device: torch.device, n: int, k: int, rows: int) -> Slab | None:
+    """The tiling that serves `rows` rows (a bucket) together with the norm that follows, where that was faster."""
+    platform = detect(str(device))
+    if platform.kind != "cuda":
+        return None
+    found = tuned(platform.name).get(site(n, k, rows, normed=True))
+    return found if isinstance(found, Slab) else None
+
+
 def _plan(x: torch.Tensor, n: int, k: int, *, gated: bool) -> Plan:
     """What serves x; tilings for several rows were measured on tensor cores, which float32 does without."""
     rows = x.shape[0]
@@ -112,7 +125,7 @@ def _plan(x: torch.Tensor, n: int, k: int, *, gated: bool) -> Plan:
 
 
 def launch(
-    plan: Gemv | Skinny,
+    plan: Tiled,
     x: torch.Tensor,
     w: torch.Tensor,
     y: torch.Tensor,
@@ -135,6 +148,9 @@ def launch(
         x = silu_mul(x)
     if norm is not None:
         x = rms(x, norm, eps)
+    if isinstance(plan, Slab):
+        multiply(plan, x, w, y, bias=bias, residual=residual, gated=gated)
+        return
     rows, n = y.shape
     pdl, dependency = dependent(x.device)
     blocks = triton.cdiv(n, plan.bn)
@@ -233,6 +249,29 @@ def linear(
         launch(plan, x, w, y, bias=bias, norm=norm, eps=eps, act=act is not None, residual=residual, gated=False)
         return y
     return library(x, w, bias=bias, norm=norm, eps=eps, act=act is not None, residual=residual)
+
+
+def add_norm(
+    x: torch.Tensor,
+    weight: Weight,
+    *,
+    residual: torch.Tensor,
+    norm: torch.Tensor,
+    eps: float,
+    bias: torch.Tensor | None = None,
+    act: str | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """As `gemm.reference.add_norm`, dense weights only; normed for those numbers of rows where joining was faster."""
+    w = weight.tensors["w"]
+    rows = x.shape[0]
+    plan = None
+    if bias is None and 1 < rows <= SKINNY_ROWS and x.dtype != torch.float32:
+        plan = normed_plan(x.device, *w.shape, bucket(rows))
+    if plan is None:
+        return linear(x, weight, bias=bias, act=act, residual=residual), None
+    if act is not None:
+        x = silu_mul(x)
+    return multiply_add_norm(plan, x, w, residual, norm, eps)
 
 
 def library(

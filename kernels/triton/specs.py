@@ -70,6 +70,11 @@ SPECS = (
         flags=_FAST,
     ),
     replace(
+        _kernel("gemm.add_norm", "triton", "linear:add_norm", "a product whose parts the next layer's norm adds up"),
+        weight_methods=_DENSE,
+        flags=_FAST,
+    ),
+    replace(
         _kernel("attention.rope_write", "triton", "rope:rope_write", "norms, rope and cache write in one launch"),
         accepts=_heads,
     ),

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from support.paged import PagedRunner
 from support.tiny_models import SIZES, VARIANTS, greedy_disagreement, make, oracle_logits
 
+from tsd.engine.layers import Site
 from tsd.engine.model_config import load_model_config
 from tsd.engine.models import Decoder, build_model
 from tsd.engine.weights import open_weights
+from tsd.kernels.spec import Selection, TraitValue
 
 LENGTHS = (37, 1, 9, 64, 22)
 GREEDY = 64
@@ -127,3 +132,29 @@ def test_rows_that_do_not_divide_into_blocks_stay_dense(tmp_path: Path) -> None:
     assert methods.pop("down") == "dense"
     assert methods.pop("embedding") == "dense"
     assert set(methods.values()) == {"q4_1"}
+
+
+def test_norms_done_with_the_layer_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of a block's products may answer the next layer's norm with their own sum; the logits are the same."""
+    make("qwen3", tmp_path)
+    plain = PagedRunner(load(tmp_path, overrides={"gemm": "torch"}))
+    calls = []
+
+    def joined(site: Site, op: str, traits: Mapping[str, TraitValue], method: str = "") -> Selection | None:
+        if op != "gemm.add_norm":
+            return None
+        found = site.select(op, traits, method)
+
+        def add_norm(*given: Any, **options: Any) -> Any:
+            calls.append(options["norm"])
+            return found.fn(*given, **options)
+
+        return replace(found, fn=add_norm)
+
+    monkeypatch.setattr(Site, "fused", joined)
+    model = load(tmp_path, overrides={"gemm": "torch"})
+    runner = PagedRunner(model)
+    first, second = ([side.add(prompt) for prompt in prompts()] for side in (plain, runner))
+    assert plain.greedy(first, 4) == runner.greedy(second, 4)
+    assert torch.equal(plain.prefill(first), runner.prefill(second))
+    assert len({id(norm) for norm in calls}) == 2 * model.config.num_layers, "each layer norms for the one after it"

@@ -16,6 +16,7 @@ from tsd.kernels.norm import reference as norm_reference
 from tsd.kernels.sampling import reference as sampling_reference
 from tsd.kernels.sampling.types import SamplingState, greedy_state
 from tsd.kernels.triton import attention, decode, embedding, linear, norm, rope, sampling
+from tsd.kernels.triton.merge_norm import merge_kernel
 from tsd.kernels.triton.workspace import workspace
 from tsd.kernels.weight import dense
 
@@ -104,6 +105,29 @@ def test_gated(rows: int) -> None:
     y = torch.full((rows, n), float("nan"))
     linear.launch(plan, x, w, y, bias=None, norm=norm, eps=1e-6, act=False, residual=None, gated=True)
     close(y, wanted)
+
+
+@pytest.mark.parametrize("parts, columns", [(1, 32), (3, 64)])
+def test_sums_meet_their_norm(parts: int, columns: int) -> None:
+    """What a product left in parts, added to the residual and normed: [parts, blocks, padded rows, columns]."""
+    torch.manual_seed(3)
+    rows, n = 5, 192
+    partial, residual, gain = torch.randn(parts, n // columns, 16, columns), torch.randn(rows, n), torch.rand(n) + 0.5
+    hidden, normed = torch.full_like(residual, float("nan")), torch.full_like(residual, float("nan"))
+    merge_kernel[(rows,)](
+        partial, residual, gain, hidden, normed, n, 1e-5, BM=16, BN=columns, SPLIT=parts, COLUMNS=256, PDL=False
+    )
+    wanted = residual + partial.sum(0)[:, :rows].transpose(0, 1).reshape(rows, n)
+    close(hidden, wanted)
+    close(normed, norm_reference.rms(wanted, gain, 1e-5))
+
+
+def test_add_norm_where_nothing_is_tuned() -> None:
+    """The stream goes on without its norm, which the next layer then does."""
+    x, w, residual = torch.randn(4, 64), torch.randn(48, 64) / 8, torch.randn(4, 48)
+    hidden, normed = linear.add_norm(x, dense(w), residual=residual.clone(), norm=torch.ones(48), eps=1e-6)
+    close(hidden, gemm_reference.linear(x, dense(w), residual=residual))
+    assert normed is None
 
 
 def test_norm_and_embedding() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from tsd.kernels.norm import reference as norm_reference  # noqa: E402
 from tsd.kernels.sampling import reference as sampling_reference  # noqa: E402
 from tsd.kernels.sampling.types import SamplingState, greedy_state  # noqa: E402
 from tsd.kernels.triton import attention, decode, embedding, invariant, linear, norm, rope, sampling  # noqa: E402
+from tsd.kernels.triton.merge_norm import merge_kernel  # noqa: E402
 from tsd.kernels.triton.workspace import workspace  # noqa: E402
 from tsd.kernels.weight import dense  # noqa: E402
 
@@ -109,6 +111,68 @@ def test_tilings_agree() -> None:
         y = torch.full((rows, n), float("nan"), device="cuda", dtype=BF16)
         linear.launch(plan, x, w, y, bias=None, norm=gain, eps=1e-6, act=False, residual=None, gated=False)
         near(y, float_linear(x, w, norm=gain, eps=1e-6))
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+@pytest.mark.parametrize(
+    "rows, plan",
+    [
+        (2, linear.Slab(64, 128, 1, 8)),
+        (7, linear.Slab(64, 64, 4, 4)),
+        (17, linear.Slab(64, 128, 2, 4)),
+        (33, linear.Slab(128, 64, 1, 5)),
+        (64, linear.Slab(64, 128, 1, 2)),
+    ],
+)
+def test_slabs(rows: int, plan: linear.Slab, dtype: torch.dtype) -> None:
+    """All of K in shared memory or a ring of tiles, whole or in parts, ragged N: the same function, the same bits."""
+    n, k = 1000, 1024
+    w, x, residual = (
+        normal(n, k, dtype=dtype, scale=k**-0.5),
+        normal(rows, k, dtype=dtype),
+        normal(rows, n, dtype=dtype),
+    )
+    bias = normal(n, dtype=dtype)
+    y = torch.full((rows, n), float("nan"), device="cuda", dtype=dtype)
+    options: dict[str, Any] = {"norm": None, "eps": 0.0, "act": False}
+    linear.launch(plan, x, w, y, bias=bias, residual=residual, gated=False, **options)
+    near(y, float_linear(x, w, bias=bias, residual=residual))
+    first = y.clone()
+    for _ in range(20):
+        linear.launch(plan, x, w, y, bias=bias, residual=residual, gated=False, **options)
+        assert torch.equal(y, first)
+    both = normal(2 * n, k, dtype=dtype, scale=k**-0.5)
+    linear.launch(plan, x, both, y, bias=None, residual=None, gated=True, **options)
+    gate, up = float_linear(x, both).chunk(2, dim=-1)
+    near(y, torch.nn.functional.silu(gate) * up)
+    assert not workspace(x.device).counters.any()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 16, 31, 64, 65])
+@pytest.mark.parametrize("n, k", [(1024, 3072), (4096, 4096)])
+def test_add_norm(rows: int, n: int, k: int) -> None:
+    """The residual stream is the same with its norm and without; the norm is that of the stream as it was stored."""
+    w, x, residual, gain = normal(n, k, scale=k**-0.5), normal(rows, k), normal(rows, n), normal(n)
+    hidden, normed = linear.add_norm(x, dense(w), residual=residual.clone(), norm=gain, eps=1e-6)
+    near(hidden, float_linear(x, w, residual=residual))
+    if normed is not None:
+        near(normed, norm_reference.rms(hidden, gain, 1e-6), 4e-3)
+    joined = torch.cuda.get_device_name() == "NVIDIA H200" and 1 < rows <= 64
+    assert (normed is not None) == joined
+
+
+@pytest.mark.parametrize("parts, columns", [(1, 64), (6, 128)])
+def test_sums_meet_their_norm(parts: int, columns: int) -> None:
+    rows, n = 5, 1024
+    partial = torch.randn(parts, n // columns, 16, columns, device="cuda")
+    residual, gain = normal(rows, n), normal(n)
+    hidden, normed = torch.empty_like(residual), torch.empty_like(residual)
+    merge_kernel[(rows,)](
+        partial, residual, gain, hidden, normed, n, 1e-6, BM=16, BN=columns, SPLIT=parts, COLUMNS=n, PDL=False
+    )
+    wanted = residual.float() + partial.sum(0)[:, :rows].transpose(0, 1).reshape(rows, n)
+    near(hidden, wanted, 4e-3)
+    near(normed, norm_reference.rms(hidden, gain, 1e-6), 4e-3)
 
 
 def test_norm_and_embedding() -> None:
