@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from types import SimpleNamespace
 
 import torch
@@ -158,24 +159,28 @@ def skinny_plans(layer: Layer, rows: int) -> list[linear.Skinny]:
 
 
 def slab_plans(layer: Layer, rows: int, *, normed: bool = False) -> list[linear.Slab]:
-    """Tilings worth timing for 2 to 64 rows, with little shared memory or much.
+    """Tilings worth timing for 2 rows and more, with little shared memory or much.
 
     `normed`: with the norm that follows, which adds up any number of parts.
     """
     padded = max(16, 1 << (rows - 1).bit_length())
+    splits = ((1, 2, 3, 4, 6, 8, 12) if rows <= 64 else (1, 2, 4)) if normed else (1, 2, 4) if rows <= 64 else (1,)
     found = []
-    for bn in (64, 128):
-        for split in (1, 2, 3, 4, 6, 8, 12) if normed else (1, 2, 4):
-            blocks = -(-layer.weight_rows // bn) * split
-            if blocks < 48 or (split > 1 and blocks > 400):
+    for bn, bm, split in product((64, 128), [padded] if rows <= 64 else [64, 128, 256], splits):
+        programs = -(-layer.weight_rows // bn) * split * -(-rows // bm)
+        if programs < 48 or (split > 1 and programs > 400) or bm >= 2 * rows:
+            continue
+        for bk in (64, 128):
+            if layer.k % (bk * split):
                 continue
-            for bk in (64, 128):
-                if layer.k % (bk * split):
-                    continue
-                tile = (padded + bn) * bk * 2
-                steps = layer.k // split // bk
-                stages = {min(steps, 110_000 // tile), min(steps, 220_000 // tile)}
-                found += [linear.Slab(bn, bk, split, count) for count in sorted(stages) if 2 <= count <= 12]
+            tile = (bm + bn) * bk * 2
+            steps = layer.k // split // bk
+            stages = {min(steps, 110_000 // tile), min(steps, 220_000 // tile)}
+            found += [
+                linear.Slab(bn, bk, split, count, bm if rows > 64 else 0)
+                for count in sorted(stages)
+                if 2 <= count <= 12
+            ]
     return found
 
 

@@ -77,11 +77,13 @@ def linear_tasks(rows_wanted: tuple[int, ...] = ROWS) -> list[tuple[Task, linear
     found: list[tuple[Task, linear.Tiled]] = []
     for layer in sorted(layers, key=lambda layer: (layer.k, layer.n, layer.gated)):
         for rows in rows_wanted:
-            plans: list[linear.Tiled] = [*gemv_plans(layer)] if rows == 1 else [*skinny_plans(layer, rows)]
-            if 1 < rows <= 64:
+            plans: list[linear.Tiled] = [*gemv_plans(layer)] if rows == 1 else []
+            if 1 < rows <= 128:
+                plans += skinny_plans(layer, rows)
+            if rows > 1:
                 plans += slab_plans(layer, rows)
             found += [(Task(layer, rows, False), plan) for plan in plans]
-            if layer.residual and 1 < rows <= 64:
+            if layer.residual and rows > 1:
                 found += [(Task(layer, rows, True), plan) for plan in slab_plans(layer, rows, normed=True)]
     return found
 
@@ -133,7 +135,9 @@ def tune_linear(
             break
         buffers = LayerBuffers(layer, rows, copies_for(layer.nbytes))
         key = linear.site(layer.n, layer.k, rows, gated=layer.gated, normed=normed)
-        alone = linear.load_plan(table[linear.site(layer.n, layer.k, rows)]) if normed else None
+        alone = (
+            linear.load_plan(table.get(linear.site(layer.n, layer.k, rows), {"kernel": "library"})) if normed else None
+        )
         # What a tiling has to beat: the vendor's product, or the layer and the norm one after the other.
         other = microseconds(_one_after_other(buffers, alone) if normed else buffers.library_launches(), replays=5)
         timed: list[tuple[float, linear.Tiled]] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from importlib.resources import files
@@ -20,8 +21,8 @@ from tsd.kernels.triton.target import dependent, dot_precision
 from tsd.kernels.triton.workspace import workspace
 from tsd.kernels.weight import Weight
 
-SKINNY_ROWS = 128
-"""Most rows that the skinny kernel takes, where it was measured to be faster than the library."""
+TUNED_ROWS = (1, 16, 32, 64, 128)
+"""Numbers of rows that layers are tuned for; each stands for those down to the next. More are the library's."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,8 @@ Plan = Tiled | None
 
 
 def bucket(rows: int) -> int:
-    """The tuned number of rows that stands for `rows`: 1, 16, 32, 64 or 128."""
-    return 1 if rows == 1 else 16 if rows <= 16 else triton.next_power_of_2(rows)
+    """The tuned number of rows that stands for `rows`, at most the largest."""
+    return TUNED_ROWS[bisect_left(TUNED_ROWS, rows)]
 
 
 def site(n: int, k: int, rows: int, *, gated: bool = False, normed: bool = False) -> str:
@@ -85,7 +86,7 @@ def load_plan(entry: dict[str, int | float | str]) -> Plan:
     """From the table's JSON; see `dump_plan`. `us`, the measured time, is for the reader."""
     kinds: dict[str, type[Gemv] | type[Skinny] | type[Slab]] = {"gemv": Gemv, "skinny": Skinny, "slab": Slab}
     kind = kinds.get(str(entry["kernel"]))
-    return kind(**{field.name: int(entry[field.name]) for field in fields(kind)}) if kind else None
+    return kind(**{field.name: int(entry.get(field.name, 0)) for field in fields(kind)}) if kind else None
 
 
 def dump_plan(plan: Plan) -> dict[str, int | float | str]:
@@ -119,7 +120,7 @@ def normed_plan(device: torch.device, n: int, k: int, rows: int) -> Slab | None:
 def _plan(x: torch.Tensor, n: int, k: int, *, gated: bool) -> Plan:
     """What serves x; tilings for several rows were measured on tensor cores, which float32 does without."""
     rows = x.shape[0]
-    if not 0 < rows <= SKINNY_ROWS or (rows > 1 and x.dtype == torch.float32):
+    if not 0 < rows <= TUNED_ROWS[-1] or (rows > 1 and x.dtype == torch.float32):
         return None
     return plan_for(x.device, n, k, bucket(rows), gated)
 
@@ -265,7 +266,7 @@ def add_norm(
     w = weight.tensors["w"]
     rows = x.shape[0]
     plan = None
-    if bias is None and 1 < rows <= SKINNY_ROWS and x.dtype != torch.float32:
+    if bias is None and 1 < rows <= TUNED_ROWS[-1] and x.dtype != torch.float32:
         plan = normed_plan(x.device, *w.shape, bucket(rows))
     if plan is None:
         return linear(x, weight, bias=bias, act=act, residual=residual), None

@@ -25,7 +25,7 @@ def merge_kernel(
 ):
     """hidden = residual + Σ partial, normed = gain * RMS norm of it; one program a row of N columns.
 
-    partial float32 [SPLIT, N / BN, BM, BN]; residual, hidden and normed [M,N]; gain [N].
+    partial float32 [row blocks, SPLIT, N / BN, BM, BN]; residual, hidden and normed [M,N]; gain [N].
     """
     start_next(PDL)
     row = tl.program_id(0)
@@ -35,7 +35,7 @@ def merge_kernel(
     spot = row.to(tl.int64) * N + n
     wait_previous(PDL)
     total = tl.load(residual + spot, mask=live, other=0.0).to(tl.float32)
-    cell = (n // BN) * (BM * BN) + row * BN + n % BN
+    cell = (row // BM) * (SPLIT * BM * N) + (n // BN) * (BM * BN) + (row % BM) * BN + n % BN
     added = tl.zeros([COLUMNS], tl.float32)
     for part in tl.static_range(SPLIT):
         added += tl.load(partial + part * (N * BM) + cell, mask=live, other=0.0, cache_modifier=".cg")

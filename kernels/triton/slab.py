@@ -1,4 +1,4 @@
-"""A few rows (2 to 64) times a weight matrix, y[M,N] = x[M,K] · W[N,K]ᵀ, its weights on their way before x is there.
+"""Some rows (2 to 128) times a weight matrix, y[M,N] = x[M,K] · W[N,K]ᵀ, its weights on their way before x is there.
 
 As in `skinny.py` the weights are the tall operand of `wgmma`, and SPLIT programs may share BN rows along K. What is
 different is who moves the data: copies into shared memory are issued by hand, so that a program's first STAGES tiles
@@ -45,8 +45,9 @@ def slab_kernel(
 ):
     """x [M,K], w [N,K] (GATED: [2N,K] = gate rows then up rows), y [M,N]; K divides by BK * SPLIT. BN = 16 * num_warps.
 
-    partial float32 [SPLIT, programs, BM, BN]; arrivals int32 [programs], zero before and after. With LEAVE the sums
-    stay in `partial`, for `merge_kernel`.
+    Programs are blocks of W by parts of K by blocks of BM rows of x. partial float32 [row blocks, SPLIT, blocks, BM,
+    BN]; arrivals int32 [row blocks, blocks], zero before and after. With LEAVE the sums stay in `partial`, for
+    `merge_kernel`.
     """
     if PDL:
         gdc_launch_dependents()
@@ -63,16 +64,17 @@ def slab_kernel(
     block = gl.program_id(0)
     part = gl.program_id(1)
     blocks = gl.num_programs(0)
+    first = gl.program_id(2) * BM
     w_tiles = gl.allocate_shared_memory(kind, [STAGES, BN, BK], tiles)
     x_tiles = gl.allocate_shared_memory(kind, [STAGES, BM, BK], inputs)
 
     r = gl.arange(0, BN, gl.SliceLayout(1, copied))
     k = part * SPAN + gl.arange(0, BK, gl.SliceLayout(0, copied))
-    m = gl.arange(0, BM, gl.SliceLayout(1, copied))
+    m = first + gl.arange(0, BM, gl.SliceLayout(1, copied))
     n = block * COLUMNS + r % COLUMNS
     n = gl.where(n < N, n, 0) + gl.where(r < COLUMNS, 0, N)
     rows = w + n.to(gl.int64)[:, None] * K + k[None, :]
-    columns = x + gl.where(m < M, m, 0)[:, None] * K + k[None, :]
+    columns = x + gl.where(m < M, m, 0).to(gl.int64)[:, None] * K + k[None, :]
 
     for stage in gl.static_range(STAGES):
         if stage < STEPS:
@@ -111,19 +113,21 @@ def slab_kernel(
     out_r = gl.arange(0, BN, gl.SliceLayout(1, sums))
     out_m = gl.arange(0, BM, gl.SliceLayout(0, sums))
     cell = out_r[:, None] + out_m[None, :] * BN
-    here = partial + (part * blocks + block) * (BM * BN)
+    group = gl.program_id(2) * SPLIT
+    here = partial + ((group + part) * blocks + block) * (BM * BN)
     last = True
     if LEAVE:
         gl.store(here + cell, total)
     elif SPLIT > 1:
         gl.store(here + cell, total)
         meet()
-        last = gl.atomic_add(arrivals + block, 1, sem="acq_rel") == SPLIT - 1
+        arrived = arrivals + gl.program_id(2) * blocks + block
+        last = gl.atomic_add(arrived, 1, sem="acq_rel") == SPLIT - 1
         if last:
             total = gl.zeros([BN, BM], gl.float32, sums)
             for other in gl.static_range(SPLIT):
-                total += gl.load(partial + (other * blocks + block) * (BM * BN) + cell, cache_modifier=".cg")
-            gl.store(arrivals + block, 0)
+                total += gl.load(partial + ((group + other) * blocks + block) * (BM * BN) + cell, cache_modifier=".cg")
+            gl.store(arrived, 0)
     if not LEAVE and last:
         if GATED:
             pairs: gl.constexpr = gl.BlockedLayout([1, 1, 2], [32, 1, 1], [1, WARPS, 1], [2, 0, 1])
@@ -131,15 +135,16 @@ def slab_kernel(
             gate, up = gl.split(halves)
             flat: gl.constexpr = gl.SliceLayout(2, pairs)
             spot = block * COLUMNS + gl.arange(0, COLUMNS, gl.SliceLayout(1, flat))
-            to = gl.arange(0, BM, gl.SliceLayout(0, flat))
+            to = first + gl.arange(0, BM, gl.SliceLayout(0, flat))
             live = (spot < N)[:, None] & (to < M)[None, :]
             value = gate / (1.0 + gl.exp(-gate)) * up
             gl.store(y + to[None, :] * N + spot[:, None], value.to(y.dtype.element_ty), mask=live)
         else:
             spot = block * BN + out_r
             live_n = spot < N
-            live = live_n[:, None] & (out_m < M)[None, :]
-            cells = out_m[None, :] * N + spot[:, None]
+            to = first + out_m
+            live = live_n[:, None] & (to < M)[None, :]
+            cells = to[None, :] * N + spot[:, None]
             if BIAS:
                 total += gl.load(bias + spot, mask=live_n, other=0.0).to(gl.float32)[:, None]
             if RESIDUAL:

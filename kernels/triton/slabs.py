@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -15,12 +16,16 @@ from tsd.kernels.triton.workspace import workspace
 
 @dataclass(frozen=True)
 class Slab:
-    """Tiling of `slab_kernel`: bn rows of W (16 a warp), bk columns a tile, `stages` tiles in shared memory."""
+    """Tiling of `slab_kernel`: bn rows of W (16 a warp), bk columns a tile, `stages` tiles in shared memory.
+
+    `bm` rows of x to a program; 0 for all of them.
+    """
 
     bn: int
     bk: int
     split: int
     stages: int
+    bm: int = 0
 
 
 def multiply(
@@ -55,7 +60,7 @@ def multiply_add_norm(
         normed,
         n,
         eps,
-        BM=_padded(rows),
+        BM=plan.bm or _padded(rows),
         BN=plan.bn,
         SPLIT=plan.split,
         COLUMNS=columns,
@@ -84,13 +89,13 @@ def _launch(
 ) -> torch.Tensor:
     """One launch; without `y` the sums stay in parts. Returns where the parts are."""
     rows = x.shape[0]
-    padded = _padded(rows)
-    blocks = triton.cdiv(n, plan.bn // 2 if gated else plan.bn)
+    block = plan.bm or _padded(rows)
+    grid = (triton.cdiv(n, plan.bn // 2 if gated else plan.bn), plan.split, triton.cdiv(rows, block))
     scratch = workspace(x.device)
     parts = plan.split > 1 or y is None
-    partial = scratch.floats(plan.split * blocks * padded * plan.bn) if parts else x
+    partial = scratch.floats(math.prod(grid) * block * plan.bn) if parts else x
     pdl, dependency = dependent(x.device)
-    slab_kernel[(blocks, plan.split)](
+    slab_kernel[grid](
         x,
         w,
         bias if bias is not None else x,
@@ -101,7 +106,7 @@ def _launch(
         rows,
         n,
         K=w.shape[1],
-        BM=padded,
+        BM=block,
         BN=plan.bn,
         BK=plan.bk,
         SPLIT=plan.split,
