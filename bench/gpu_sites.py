@@ -184,6 +184,25 @@ def slab_plans(layer: Layer, rows: int, *, normed: bool = False) -> list[linear.
     return found
 
 
+def tile_plans(layer: Layer, rows: int) -> list[linear.Tile]:
+    """Tilings worth timing for some hundred rows: enough programs for the GPU, or all of them in it at once."""
+    lanes = 2 if layer.gated else 1
+    shapes = ((64, 64, 4), (64, 128, 4 * lanes), (128, 64, 4 * lanes), (128, 128, 8), (64, 256, 8))
+    found = []
+    for bm, bn, warps in shapes:
+        if bm * bn * lanes > 128 * 32 * warps:  # sums that no longer fit the registers
+            continue
+        tiles = -(-rows // bm) * -(-layer.n // bn)
+        for split in (1, 2, 4):
+            if tiles * split < 60 or (split > 1 and tiles * split > 420):
+                continue
+            for bk, stages in ((64, 3), (64, 4), (64, 5), (128, 3), (128, 4)):
+                shared = (bm + bn * lanes) * bk * 2 * stages
+                if layer.k % (bk * split) == 0 and layer.k // split >= 4 * bk and shared < 200_000:
+                    found.append(linear.Tile(bm, bn, bk, split, warps, stages))
+    return found
+
+
 def paged_batch(rows: int, length: int, page_size: int, query: int = 1) -> SimpleNamespace:
     """Rows of one length, the last `query` tokens of each new, on shuffled pages."""
     pages = -(-length // page_size)
@@ -204,6 +223,23 @@ def paged_batch(rows: int, length: int, page_size: int, query: int = 1) -> Simpl
         page_size=page_size,
         pages=rows * pages,
     )
+
+
+def mixed_batch(singles: int, chunks: int, query: int, length: int, common: int, page_size: int) -> SimpleNamespace:
+    """Rows of one length of which `singles` have one new token and the rest `query`; they begin with the same pages."""
+    rows = singles + chunks
+    batch = paged_batch(rows, length, page_size)
+    shared = common // page_size
+    batch.page_table[:, :shared] = batch.page_table[0, :shared].clone()
+    counts = torch.tensor([1] * singles + [query] * chunks, device="cuda")
+    ends = counts.cumsum(0)
+    owner = torch.arange(rows, device="cuda").repeat_interleave(counts)
+    positions = length - ends[owner] + torch.arange(int(ends[-1]), device="cuda")
+    slots = batch.page_table[owner, positions // page_size] * page_size + positions % page_size
+    batch.positions, batch.kv_slots = positions.int(), slots.to(torch.int32)
+    batch.query_start = torch.cat((ends.new_zeros(1), ends)).int()
+    batch.num_decode, batch.max_query_len = rows, query
+    return batch
 
 
 class PagedBuffers:

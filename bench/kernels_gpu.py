@@ -14,10 +14,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 
-from tsd.bench.gpu_sites import MODELS, Dense, LayerBuffers, PagedBuffers, layers_of, paged_batch, random
+from tsd.bench.gpu_sites import MODELS, Dense, LayerBuffers, PagedBuffers, layers_of, mixed_batch, paged_batch, random
 from tsd.bench.gpu_timing import copies_for, graph_of, microseconds
 from tsd.kernels.sampling.types import SamplingState, greedy_state
 from tsd.kernels.triton import attention, decode, embedding, invariant, linear, norm, rope, sampling
@@ -136,11 +137,20 @@ def time_small(rows: list[Row]) -> None:
 class StepBuffers:
     """Random weights and cache of a whole dense model, and one forward pass over them."""
 
-    def __init__(self, model: Dense, rows: int, length: int, query: int = 1, vocab: int = 0) -> None:
+    def __init__(
+        self,
+        model: Dense,
+        rows: int,
+        length: int,
+        query: int = 1,
+        vocab: int = 0,
+        batch: SimpleNamespace | None = None,
+    ) -> None:
+        """`batch`, of that many rows and that length, instead of one whose rows are alike."""
         self.model = model
         dim = model.head_dim
-        self.batch = paged_batch(rows, length, 64, query)
-        self.tokens = torch.randint(0, 500, (rows * query,), device="cuda", dtype=torch.int32)
+        self.batch = batch or paged_batch(rows, length, 64, query)
+        self.tokens = torch.randint(0, 500, (len(self.batch.positions),), device="cuda", dtype=torch.int32)
         self.table = dense(random(vocab or model.vocab, model.hidden))
         self.gain, self.head_gain = random(model.hidden), random(dim)
         angles = torch.rand(length + 1, dim // 2, device="cuda") * 6
@@ -245,6 +255,18 @@ def time_steps(rows: list[Row], profiled: bool) -> None:
             torch.cuda.empty_cache()
 
 
+def time_mixed(rows: list[Row], profiled: bool) -> None:
+    """Steps of 31 sessions that decode and one whose turn begins: 200 new tokens on 3,000 that all have in common."""
+    for name, model in MODELS.items():
+        buffers = StepBuffers(model, 32, 3300, batch=mixed_batch(31, 1, 230, 3300, 3008, 64))
+        us = microseconds([buffers.step], replays=5, fill=1)
+        report(rows, "step", f"{name} 31x3300 q1 + 1x3300 q230", us)
+        if profiled:
+            breakdown(buffers)
+        del buffers
+        torch.cuda.empty_cache()
+
+
 def breakdown(buffers: StepBuffers) -> None:
     """Prints where one step's time goes by kernel. Dependent launches overlap, so the parts add up to more."""
     step = partial(buffers.step, True, buffers.batch.max_query_len == 1)
@@ -267,6 +289,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     rows: list[Row] = []
     time_steps(rows, options.profile)
+    time_mixed(rows, options.profile)
     if not options.steps_only:
         time_small(rows)
         time_attention(rows)

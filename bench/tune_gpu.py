@@ -29,6 +29,7 @@ from tsd.bench.gpu_sites import (
     layers_of,
     skinny_plans,
     slab_plans,
+    tile_plans,
 )
 from tsd.bench.gpu_timing import copies_for, microseconds
 from tsd.kernels.triton import linear
@@ -80,10 +81,12 @@ def linear_tasks(rows_wanted: tuple[int, ...] = ROWS) -> list[tuple[Task, linear
             plans: list[linear.Tiled] = [*gemv_plans(layer)] if rows == 1 else []
             if 1 < rows <= 128:
                 plans += skinny_plans(layer, rows)
-            if rows > 1:
+            if 1 < rows <= 128:
                 plans += slab_plans(layer, rows)
+            if rows >= 128 and layer.role != "head":
+                plans += tile_plans(layer, rows)
             found += [(Task(layer, rows, False), plan) for plan in plans]
-            if layer.residual and rows > 1:
+            if layer.residual and 1 < rows <= 128:
                 found += [(Task(layer, rows, True), plan) for plan in slab_plans(layer, rows, normed=True)]
     return found
 

@@ -29,7 +29,7 @@ _RING = 4
 """Deeper than the steps that can be on their way, so that a block's copy is done when its turn comes again."""
 
 _ROW_STEPS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-_TOKEN_STEPS = (1, 2, 16, 32, 64)
+_TOKEN_STEPS = (1, 2, 16, 32, 64, 128, 192, 256, 320, 384, 512)
 _MANY = 80
 """Numbers of rows and tokens that stand for all others, as far as kernels tell them apart, where there is no graph."""
 
@@ -121,7 +121,9 @@ class MixedSteps:
         if graphs and self._max_tokens in TOKEN_BUCKETS:
             return
         rows = {size for size in _ROW_STEPS if size <= self.max_rows} | {self.max_rows}
-        for bucket in {*(Bucket(max(_MANY, size), size) for size in rows), *(Bucket(size, 1) for size in _TOKEN_STEPS)}:
+        tokens = {*_TOKEN_STEPS, self._max_tokens}
+        few = {Bucket(size, rows) for size in tokens for rows in (1, 2) if rows <= min(size, self.max_rows)}
+        for bucket in {*(Bucket(max(_MANY, size), size) for size in rows), *few}:
             for num_decode in {0, bucket.rows - 1}:
                 body = partial(
                     self._forward,

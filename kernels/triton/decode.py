@@ -26,6 +26,8 @@ MANY = Tiling(rows=16, keys=64, warps=4, stages=7)
 EXACT = Tiling(rows=16, keys=32, warps=4, stages=3)
 """In float32, which multiplies without tensor cores."""
 MOST_SOME = 128
+SOME_SHARED, MANY_SHARED = 4, 2
+"""Most chunks that a group's common keys are cut into."""
 FLOOR = 128
 """Keys below which a row is not split."""
 PROGRAMS = 264
@@ -89,7 +91,7 @@ class Cut(NamedTuple):
 
 def cut_for(dtype: torch.dtype, rows: int, group: int) -> Cut:
     """`group` query heads share a KV head."""
-    tiling, shared = (SOME, 4) if rows <= MOST_SOME else (MANY, 2)
+    tiling, shared = (SOME, SOME_SHARED) if rows <= MOST_SOME else (MANY, MANY_SHARED)
     if dtype == torch.float32:
         tiling = EXACT
     heads = triton.next_power_of_2(group)
@@ -157,7 +159,8 @@ def decode(
     padded, padded_group = triton.next_power_of_2(head_dim), triton.next_power_of_2(group)
     scratch = workspace(q.device)
     pdl, launch = dependent(q.device)
-    shared_kernel[((triton.cdiv(rows, size) * shared + rows * splits) * num_kv,)](
+    chunks = min(rows * splits, rows + triton.cdiv(PROGRAMS, num_kv))
+    shared_kernel[((triton.cdiv(rows, size) * shared + chunks) * num_kv,)](
         q,
         k_cache,
         v_cache,
@@ -203,6 +206,7 @@ def decode(
         PDL=pdl,
         num_warps=tiling.warps,
         num_stages=tiling.stages,
+        maxnreg=tiling.registers or None,
         **launch,
     )
 

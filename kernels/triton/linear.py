@@ -18,10 +18,11 @@ from tsd.kernels.triton.norm import rms, silu_mul
 from tsd.kernels.triton.skinny import skinny_kernel
 from tsd.kernels.triton.slabs import Slab, multiply, multiply_add_norm
 from tsd.kernels.triton.target import dependent, dot_precision
+from tsd.kernels.triton.tiles import Tile, multiply_tiles
 from tsd.kernels.triton.workspace import workspace
 from tsd.kernels.weight import Weight
 
-TUNED_ROWS = (1, 16, 32, 64, 128)
+TUNED_ROWS = (1, 16, 32, 64, 128, 192, 256, 320, 384, 512)
 """Numbers of rows that layers are tuned for; each stands for those down to the next. More are the library's."""
 
 
@@ -46,7 +47,7 @@ class Skinny:
     prefetch: int
 
 
-Tiled = Gemv | Skinny | Slab
+Tiled = Gemv | Skinny | Slab | Tile
 Plan = Tiled | None
 """None is the library product, with the norm and the activation as kernels of their own."""
 
@@ -84,7 +85,8 @@ def tuned(device_name: str) -> dict[str, Plan]:
 
 def load_plan(entry: dict[str, int | float | str]) -> Plan:
     """From the table's JSON; see `dump_plan`. `us`, the measured time, is for the reader."""
-    kinds: dict[str, type[Gemv] | type[Skinny] | type[Slab]] = {"gemv": Gemv, "skinny": Skinny, "slab": Slab}
+    kinds: dict[str, type[Gemv] | type[Skinny] | type[Slab] | type[Tile]]
+    kinds = {"gemv": Gemv, "skinny": Skinny, "slab": Slab, "tile": Tile}
     kind = kinds.get(str(entry["kernel"]))
     return kind(**{field.name: int(entry.get(field.name, 0)) for field in fields(kind)}) if kind else None
 
@@ -149,6 +151,9 @@ def launch(
         x = silu_mul(x)
     if norm is not None:
         x = rms(x, norm, eps)
+    if isinstance(plan, Tile):
+        multiply_tiles(plan, x, w, y, bias=bias, residual=residual, gated=gated)
+        return
     if isinstance(plan, Slab):
         multiply(plan, x, w, y, bias=bias, residual=residual, gated=gated)
         return

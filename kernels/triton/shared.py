@@ -95,15 +95,11 @@ def share_kernel(
 
 
 @triton.jit
-def _cut(kv_lens, shares, row, rows, splits, target, floor, HKV: tl.constexpr, BN: tl.constexpr, BB: tl.constexpr):
-    """How a row's own keys are cut: keys of a chunk, and how many chunks."""
-    b = tl.arange(0, BB)
-    lengths = tl.load(kv_lens + b, mask=b < rows, other=0) - tl.load(shares + b, mask=b < rows, other=0)
-    quota = tl.maximum(tl.cdiv(tl.sum(lengths, 0) * HKV, target), floor)
-    rest = tl.load(kv_lens + row) - tl.load(shares + row)
+def _cut(rest, quota, splits, BN: tl.constexpr):
+    """How `rest` keys are cut that are a row's own: keys of a chunk, and how many chunks."""
     wanted = tl.minimum(tl.maximum((rest + quota // 2) // quota, 1), splits)
-    chunk = tl.maximum(tl.cdiv(tl.cdiv(rest, wanted), BN), 1) * BN
-    return chunk, tl.cdiv(rest, chunk)
+    chunk = tl.maximum((rest + wanted * BN - 1) // (wanted * BN), 1) * BN
+    return chunk, (rest + chunk - 1) // chunk
 
 
 @triton.jit
@@ -164,7 +160,8 @@ def shared_kernel(
 
     ROPE: q is qkv [T, (HKV*G + 2*HKV) * D], cos_sin float32 [positions, R]. A row's own keys are cut into as many
     chunks as balance the whole batch's work over `target` programs, at most `splits`, none of less than `floor` keys.
-    Grid (ceil(rows / GROUP) * SHARED + rows * splits) * HKV; GROUP * G <= BM, BB >= rows, MOST >= splits + SHARED.
+    Grid (ceil(rows / GROUP) * SHARED + chunks) * HKV, chunks = rows + ceil(target / HKV), or rows * splits if less.
+    GROUP * G <= BM, BB >= rows, MOST >= splits + SHARED.
     partial float32 [rows * HKV, splits + SHARED, GP * (DP + 2)]: chunks of a row's own keys, then of the common ones.
     arrivals int32 [rows * HKV], zero before and after; ready int32 [groups, HKV], zero before.
     """
@@ -197,15 +194,15 @@ def shared_kernel(
             inside = (m < GROUP * G) & (row < rows)
             member = inside & (tl.load(shares + row, mask=inside, other=0) > 0)
             start = tl.load(query_start + row, mask=member, other=0).to(tl.int64)
+            position = (tl.load(kv_lens + row, mask=member, other=1) - 1).to(tl.int64)[:, None]
+            leader = tl.min(tl.where(member, row, 2147483647), 0)
+            table = page_table + leader.to(tl.int64) * table_stride
             heads = q + (start * HEADS + head * G + m % G)[:, None] * D
             if ROPE:
-                position = (tl.load(kv_lens + row, mask=member, other=1) - 1).to(tl.int64)[:, None]
                 queries = turned(heads, q_norm, cos_sin, position, d, live_d, D, R, eps, Q_NORM)
                 queries = queries.to(q.dtype.element_ty)
             else:
                 queries = tl.load(heads + d[None, :], mask=member[:, None] & live_d[None, :], other=0.0)
-            leader = tl.min(tl.where(member, row, 2147483647), 0)
-            table = page_table + leader.to(tl.int64) * table_stride
             seen = tl.where(member, end, 0)
             top, weight, acc = fold_blocks(
                 queries, k_head, v_head, table, seen, top, weight, acc, begin, end, end, scale,
@@ -219,22 +216,33 @@ def shared_kernel(
             tl.debug_barrier()
             tl.atomic_add(ready + group * HKV + head, 1, sem="acq_rel")
     else:
+        # The rows' chunks stand in one line; behind its end there is nothing to do.
         place -= common_places
-        split = place % splits
-        row = place // splits
-        start = tl.load(query_start + row).to(tl.int64)
-        count = tl.load(query_start + row + 1).to(tl.int64) - start
-        length = tl.load(kv_lens + row)
-        own = tl.load(shares + row)
-        chunk, active = _cut(kv_lens, shares, row, rows, splits, target, floor, HKV, BN, BB)
-        if (count == 1) & (split < active):
+        b = tl.arange(0, BB)
+        inside = b < rows
+        counts = tl.load(query_start + b + 1, mask=inside, other=0) - tl.load(query_start + b, mask=inside, other=0)
+        rests = tl.load(kv_lens + b, mask=inside, other=0) - tl.load(shares + b, mask=inside, other=0)
+        rests = tl.where(counts == 1, rests, 0)
+        quota = tl.maximum(tl.cdiv(tl.sum(rests, 0) * HKV, target), floor)
+        _, cuts = _cut(rests, quota, splits, BN)
+        ends = tl.cumsum(cuts, 0)
+        row = tl.sum((ends <= place).to(tl.int32), 0)
+        split = place - tl.max(tl.where(ends <= place, ends, 0), 0)
+        if row < BB:
+            start = tl.load(query_start + row).to(tl.int64)
+            length = tl.load(kv_lens + row)
+            own = tl.load(shares + row)
+            chunk, active = _cut(length - own, quota, splits, BN)
             live = m < G
+            table = page_table + row.to(tl.int64) * table_stride
+            begin = own + split * chunk
+            end = tl.minimum(begin + chunk, length)
+            slot = tl.load(kv_slots + start).to(tl.int64)
             heads = q + (start * HEADS + head * G + m % G)[:, None] * D
             if ROPE:
                 position = (length - 1).to(tl.int64)
                 queries = turned(heads, q_norm, cos_sin, position, d, live_d, D, R, eps, Q_NORM)
                 queries = queries.to(q.dtype.element_ty)
-                slot = tl.load(kv_slots + start).to(tl.int64)
                 if (split == active - 1) & (slot >= 0):
                     one = tl.arange(0, 1)
                     fresh = q + (start * HEADS + HKV * G + head + one)[:, None] * D
@@ -246,9 +254,6 @@ def shared_kernel(
                 tl.debug_barrier()
             else:
                 queries = tl.load(heads + d[None, :], mask=live[:, None] & live_d[None, :], other=0.0)
-            table = page_table + row.to(tl.int64) * table_stride
-            begin = own + split * chunk
-            end = tl.minimum(begin + chunk, length)
             seen = tl.where(live, length, 0)
             top, weight, acc = fold_blocks(
                 queries, k_head, v_head, table, seen, top, weight, acc, begin, end, end, scale,

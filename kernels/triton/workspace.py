@@ -1,7 +1,8 @@
 """Scratch memory that kernels keep between launches, one set a device.
 
 Counters are zero before and after every launch. Buffers only grow, and an outgrown one stays alive, since a CUDA graph
-may hold its address. One step runs at a time on a device, so all kernels share one set.
+may hold its address. One step runs at a time on a device, so all kernels share one set, but for those that run beside
+others.
 """
 
 from __future__ import annotations
@@ -27,12 +28,15 @@ class Workspace:
         return self._floats
 
 
-_WORKSPACES: dict[torch.device, Workspace] = {}
+_WORKSPACES: dict[tuple[torch.device, str], Workspace] = {}
 
 
-def workspace(device: torch.device) -> Workspace:
-    """The device's scratch; made at the first call, which must not be under graph capture."""
-    found = _WORKSPACES.get(device)
+def workspace(device: torch.device, owner: str = "") -> Workspace:
+    """The device's scratch; made at the first call, which must not be under graph capture.
+
+    A kernel that runs beside its neighbours has an `owner`'s, not theirs.
+    """
+    found = _WORKSPACES.get((device, owner))
     if found is None:
-        found = _WORKSPACES[device] = Workspace(device)
+        found = _WORKSPACES[device, owner] = Workspace(device)
     return found

@@ -57,6 +57,13 @@ def paged_batch(
     )
 
 
+@pytest.fixture(autouse=True)
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter runs them one after the other."""
+    monkeypatch.setattr(attention, "PROGRAMS", 12)
+    monkeypatch.setattr(attention, "BESIDE", 7)
+
+
 @pytest.mark.parametrize("rows", [1, 3, 17])
 @pytest.mark.parametrize("fused", ["plain", "norm", "act", "bias"])
 def test_linear_fusions(rows: int, fused: str) -> None:
@@ -85,6 +92,8 @@ def test_linear_tilings() -> None:
         (1, linear.Gemv(16, 1024, 4)),
         (5, linear.Skinny(16, 64, 4, 4, 3, 128)),
         (5, linear.Skinny(64, 128, 1, 4, 3, 0)),
+        (70, linear.Tile(64, 16, 64, 4, 4, 3)),
+        (70, linear.Tile(16, 64, 128, 1, 4, 3)),
     ):
         x = torch.randn(rows, k)
         y = torch.full((rows, n), float("nan"))
@@ -101,10 +110,25 @@ def test_gated(rows: int) -> None:
     both = gemm_reference.linear(x, dense(w), norm=norm, eps=1e-6)
     wanted = torch.nn.functional.silu(both[:, :n]) * both[:, n:]
     close(linear.gated(x, dense(w), norm=norm, eps=1e-6), wanted)
-    plan = linear.Skinny(16, 64, 2, 4, 3, 64)
-    y = torch.full((rows, n), float("nan"))
-    linear.launch(plan, x, w, y, bias=None, norm=norm, eps=1e-6, act=False, residual=None, gated=True)
-    close(y, wanted)
+    for plan in (
+        linear.Skinny(16, 64, 2, 4, 3, 64),
+        linear.Tile(16, 32, 64, 2, 4, 3),
+        linear.Tile(16, 16, 64, 1, 4, 3),
+    ):
+        y = torch.full((rows, n), float("nan"))
+        linear.launch(plan, x, w, y, bias=None, norm=norm, eps=1e-6, act=False, residual=None, gated=True)
+        close(y, wanted)
+
+
+@pytest.mark.parametrize("split", [1, 2])
+def test_tiles_add(split: int) -> None:
+    """Bias and residual, with ragged edges in both directions."""
+    torch.manual_seed(split)
+    x, w, bias, residual = torch.randn(37, 128), torch.randn(72, 128), torch.randn(72), torch.randn(37, 72)
+    y = torch.full((37, 72), float("nan"))
+    plan = linear.Tile(16, 32, 32, split, 4, 3)
+    linear.launch(plan, x, w, y, bias=bias, norm=None, eps=0.0, act=False, residual=residual, gated=False)
+    close(y, gemm_reference.linear(x, dense(w), bias=bias, residual=residual))
 
 
 @pytest.mark.parametrize("parts, columns", [(1, 32), (3, 64)])
@@ -239,6 +263,29 @@ def test_paged(case: str, num_q: int, num_kv: int, head_dim: int, page_size: int
     close(attention.paged(q, caches[0], caches[1], batch, head_dim**-0.5), wanted)
     close(attention.paged_invariant(q, caches[0], caches[1], batch, head_dim**-0.5), wanted)
     assert not workspace(q.device).counters.any()
+
+
+@pytest.mark.parametrize("programs, beside, least", [(1, 1, 1), (5, 3, 1), (7, 7, 2), (40, 9, 1), (40, 40, 4)])
+def test_chunks(programs: int, beside: int, least: int) -> None:
+    """Tiles that several programs share, programs with several tiles, and more programs than there is work for."""
+    torch.manual_seed(7)
+    num_q, num_kv, head_dim = 6, 2, 48
+    batch = paged_batch([1, 13, 1, 30, 9], [150, 500, 3, 30, 70], 16, 5)
+    q = torch.randn(54, num_q, head_dim)
+    caches = torch.randn(2, batch.pages, 16, num_kv, head_dim)
+    wanted = attention_reference.paged(q, caches[0], caches[1], batch, 0.2)
+    one = torch.zeros(54, dtype=torch.bool)
+    one[[0, 14]] = True
+    cut = {"programs": programs, "beside": beside, "least": least}
+    for late, singles in ((True, False), (False, True)):
+        out = torch.full((54, num_q * head_dim), float("nan"))
+        attention.chunks(q, caches[0], caches[1], out, batch, 0.2, late=late, singles=singles, **cut)
+        close(out[~one], wanted[~one])
+        if singles:
+            close(out, wanted)
+        else:
+            assert out[one].isnan().all()
+    assert not workspace(q.device, "chunks").counters.any()
 
 
 def sampling_state(rows: int, vocab: int, **fields: object) -> SamplingState:

@@ -106,6 +106,8 @@ def test_tilings_agree() -> None:
         (7, linear.Skinny(16, 128, 4, 4, 4, 256)),
         (40, linear.Skinny(32, 64, 2, 4, 5, 256)),
         (64, linear.Skinny(64, 128, 1, 4, 4, 256)),
+        (200, linear.Tile(64, 128, 64, 1, 4, 4)),
+        (130, linear.Tile(64, 64, 128, 4, 4, 3)),
     ):
         x = normal(rows, k)
         y = torch.full((rows, n), float("nan"), device="cuda", dtype=BF16)
@@ -174,6 +176,27 @@ def test_sums_meet_their_norm(parts: int, columns: int) -> None:
     wanted = residual.float() + partial.sum(0)[:, :rows].transpose(0, 1).reshape(rows, n)
     near(hidden, wanted, 4e-3)
     near(normed, norm_reference.rms(hidden, gain, 1e-6), 4e-3)
+
+
+@pytest.mark.parametrize("rows, tile", [(300, (64, 128, 64, 1, 8, 4)), (129, (128, 64, 64, 2, 8, 3))])
+def test_tiles_gate_and_add(rows: int, tile: tuple[int, ...]) -> None:
+    """Ragged edges in both directions; twice the same bits though programs share a tile."""
+    n, k = 1000, 2048
+    w, x, gain, residual = normal(2 * n, k, scale=k**-0.5), normal(rows, k), normal(k), normal(rows, n)
+    both = float_linear(x, w, norm=gain, eps=1e-6)
+    plan, options = linear.Tile(*tile), {"bias": None, "eps": 1e-6, "act": False}
+    found = []
+    for _ in range(3):
+        y = torch.full((rows, n), float("nan"), device="cuda", dtype=BF16)
+        linear.launch(plan, x, w, y, norm=gain, residual=None, gated=True, **options)
+        found.append(y)
+    near(found[0], torch.nn.functional.silu(both[:, :n]) * both[:, n:])
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    half = w[:n].contiguous()
+    y = torch.full((rows, n), float("nan"), device="cuda", dtype=BF16)
+    linear.launch(plan, x, half, y, norm=None, residual=residual, gated=False, **options)
+    near(y, float_linear(x, half, residual=residual))
+    assert not workspace(x.device).counters.any()
 
 
 def test_norm_and_embedding() -> None:
@@ -264,6 +287,28 @@ def test_paged(case: str, dtype: torch.dtype, num_q: int, num_kv: int, head_dim:
     near(attention.paged(q, caches[0], caches[1], batch, head_dim**-0.5), wanted)
     near(attention.paged_invariant(q, caches[0], caches[1], batch, head_dim**-0.5), wanted)
     assert not workspace(q.device).counters.any()
+
+
+@pytest.mark.parametrize("num_q, num_kv, page_size", [(16, 8, 64), (32, 8, 16), (9, 3, 64)])
+@pytest.mark.parametrize("programs, beside", [(264, 128), (50, 50), (264, 1)])
+def test_chunks(num_q: int, num_kv: int, page_size: int, programs: int, beside: int) -> None:
+    """Tiles that many programs share and programs with many tiles: the bits are the same each time."""
+    batch = ragged_batch([1, 230, 1, 70, 33], [150, 3300, 3000, 70, 900], page_size, 5)
+    q = normal(335, num_q, 128)
+    caches = normal(2, batch.pages, page_size, num_kv, 128)
+    wanted = attention_reference.paged(q.float(), caches[0].float(), caches[1].float(), batch, 0.1)
+    longer = torch.ones(335, dtype=torch.bool, device="cuda")
+    longer[[0, 231]] = False
+    for late, singles in ((True, False), (False, True)):
+        found = []
+        for _ in range(3):
+            out = torch.full((335, num_q * 128), float("nan"), dtype=BF16, device="cuda")
+            cut = {"programs": programs, "beside": beside}
+            attention.chunks(q, caches[0], caches[1], out, batch, 0.1, late=late, singles=singles, **cut)
+            found.append(out if singles else out[longer])
+        near(found[0], wanted if singles else wanted[longer])
+        assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    assert not workspace(q.device, "chunks").counters.any()
 
 
 def test_invariant_bits() -> None:
