@@ -185,7 +185,7 @@ OPTIONS: tuple[Option, ...] = (
         tokens,
         None,
         "steps that may decode while prompts wait, so that these are computed together: fewer and shorter waits for "
-        "rows that decode, a later first token under load; 0 starts each prompt at once (default: 32 on a GPU, 0 on "
+        "rows that decode, a later first token under load; 0 starts each prompt at once (default: 40 on a GPU, 0 on "
         "the CPU)",
         SCHEDULING,
     ),

@@ -9,5 +9,5 @@ cdef class Pace:
     cdef double load
     cdef int budget(self, int num_decode, int waiting, int ready, int most) noexcept
     cdef int patience(self) noexcept
-    cdef int size(self, int num_decode, int most) noexcept
+    cdef int size(self, int requests, int most) noexcept
     cdef void took(self, int num_prefill, int left) noexcept

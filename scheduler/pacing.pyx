@@ -19,8 +19,10 @@ cdef enum:
     LOAD_STEPS = 256
     # Prompts are held for as long as may be where a third of the balance, or more, comes in every step.
     FULL_LOAD = 3
-    # A step has at least so many tokens for each row, so that prefill keeps its share when many rows decode.
-    TOKENS_A_ROW = 8
+    # A step has at least so many tokens for each request, so that prefill keeps its share where there are many.
+    TOKENS_A_REQUEST = 12
+    # A step of twice as many counts for two when prompts are held.
+    LONG_STEP = 128
 
 
 cdef class Pace:
@@ -42,11 +44,12 @@ cdef class Pace:
             self.held = 0
             return num_decode
         if not (self.open or ready or 2 * waiting >= 3 * num_decode or self.held >= self.patience()):
-            self.held += 1
+            # The more rows, the longer the step.
+            self.held += max(1, (num_decode + waiting + LONG_STEP // 2) // LONG_STEP)
             self.c_held += 1
             return num_decode
         self.open = 1
-        return self.size(num_decode, most)
+        return self.size(num_decode + waiting + ready, most)
 
     cdef int patience(self) noexcept:
         """For how many steps prompts are held at the present load."""
@@ -54,9 +57,9 @@ cdef class Pace:
             return self.hold
         return <int>(self.hold * min(1.0, FULL_LOAD * self.load / self.balance))
 
-    cdef int size(self, int num_decode, int most) noexcept:
+    cdef int size(self, int requests, int most) noexcept:
         """Tokens of a step with prompts, in sizes for which there are graphs."""
-        cdef int least = TOKENS_A_ROW * num_decode
+        cdef int least = TOKENS_A_REQUEST * requests
         cdef int grain = 64 if least <= 512 else 256
         if self.balance == 0:
             return most

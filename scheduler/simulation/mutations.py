@@ -224,7 +224,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "return drained(s, t.req) if r.flights == 0 else 0",
         "return drained(s, t.req)",
     ),
-    Mutant("prompts held for ever while rows decode", PACING, "            self.held += 1\n", ""),
+    Mutant("prompts held for ever while rows decode", PACING, "self.held += max(1, ", "self.held += min(0, "),
     Mutant("prompts held anew without having run", PACING, "        if num_prefill:\n", "        if True:\n"),
-    Mutant("a step with prompts has room for none", PACING, "return min(most, max(", "return min(num_decode, max("),
+    Mutant("a step with prompts has room for none", PACING, "return min(most, max(", "return min(1, max("),
 )

@@ -72,10 +72,8 @@ def under_load(rows: int, config: SchedulerConfig = CONFIG) -> Server:
     server = decoding(rows, config)
     for _ in range(4):
         server.submit(2048, 1)
-        while server.step().num_decode < server.step().num_rows:
-            pass
-    while server.step().num_rows > rows:
-        pass
+        while not server.scheduler.take_finished():
+            server.step()
     return server
 
 
@@ -100,14 +98,14 @@ def test_under_load_prompts_are_held_for_so_many_steps_and_run_together() -> Non
 
 
 def test_the_hold_follows_the_load() -> None:
-    server = under_load(8)
+    server = under_load(2)
     holds = []
     for quiet in (0, 150, 400, 1500):
         for _ in server.steps(quiet):
             pass
         server.submit(30, 1)
         held = 0
-        while server.step().num_rows == 8:
+        while server.step().num_rows == 2:
             held += 1
         holds.append(held)
     assert holds[0] == HOLD and holds[-1] == 0
@@ -132,16 +130,26 @@ def test_a_prompt_that_has_begun_runs_in_every_step_until_it_is_done() -> None:
     assert tokens == [120] * 8 + [40, 1]
 
 
-def test_a_step_grows_with_its_rows_in_sizes_that_have_graphs() -> None:
-    for rows, size in ((1, 128), (16, 128), (17, 192), (30, 256)):
+def test_a_step_grows_with_those_it_serves_in_sizes_that_have_graphs() -> None:
+    for rows, size in ((1, 128), (9, 128), (10, 192), (30, 384)):
         server = decoding(rows)
         server.submit(1000)
         assert server.step().num_tokens == size
     wide = replace(CONFIG, max_num_seqs=100, mixed_chunk_size=1024)
-    for rows, size in ((64, 512), (65, 768), (97, 1024)):
+    for rows, size in ((41, 512), (42, 768), (80, 1024)):
         server = decoding(rows, wide)
         server.submit(2000)
         assert server.step().num_tokens == size
+
+
+def test_a_step_of_many_rows_counts_for_more_when_prompts_are_held() -> None:
+    for rows, steps in ((8, HOLD), (190, HOLD), (191, HOLD // 2), (319, HOLD // 3)):
+        server = under_load(rows, replace(CONFIG, max_num_seqs=400, num_pages=8000))
+        server.submit(20)
+        held = 0
+        while server.step().num_rows == rows:
+            held += 1
+        assert held == steps
 
 
 def test_a_step_stays_within_mixed_chunk_size() -> None:
@@ -222,8 +230,8 @@ def planned(layer_parameters: int, num_layers: int, **settings: object) -> Memor
 )
 def test_an_engine_finds_the_balance_of_its_model(parameters: int, layers: int, tokens: int) -> None:
     plan = planned(parameters, layers)
-    assert plan.prefill_hold == 32 and 2 * plan.prefill_balance == tokens
-    assert ("prefill-hold", "32 steps", f"default on a GPU; then in steps of {tokens} tokens") in plan.rows()
+    assert plan.prefill_hold == 40 and 2 * plan.prefill_balance == tokens
+    assert ("prefill-hold", "40 steps", f"default on a GPU; then in steps of {tokens} tokens") in plan.rows()
 
 
 def test_the_hold_is_as_told_and_none_on_the_cpu_or_without_mixed_steps() -> None:
