@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -34,6 +35,8 @@ class ForwardBatch:
     max_query_len: int
     max_kv_len: int
     page_size: int
+    plans: Any = None
+    """What the chosen attention planned for the step on the host; None where it plans nothing."""
     before_layer: Callable[[int], None] | None = None
     """Called with each layer's number before its attention: waits until the layer's cached pages are in place."""
 

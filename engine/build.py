@@ -282,6 +282,7 @@ def make_executor(
             disk=disk,
         )
     from tsd.engine.executor.cuda import CudaExecutor
+    from tsd.engine.executor.planned import may_record
 
     return CudaExecutor(
         model,
@@ -292,7 +293,7 @@ def make_executor(
         max_step_tokens=memory.chunked_prefill_size,
         vocab_size=model.config.vocab_size,
         device=model.device,
-        use_graphs=config.cuda_graphs,
+        use_graphs=config.cuda_graphs and may_record(model),
         timed=bool(config.trace),
         host_pages=memory.host_pages,
         disk=disk,

@@ -84,7 +84,7 @@ def build(
     return count
 
 
-_SLOW = {"launching", "pick_kernel", "paged_kernel", "shared_kernel", "solo_kernel"}
+_SLOW = {"launching", "pick_kernel", "paged_kernel", "shared_kernel", "solo_kernel", "flashinfer"}
 _NEXT = ("paged_kernel", "score_kernel", "slab_kernel", "skinny_kernel")
 
 

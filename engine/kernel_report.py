@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tsd.engine.layers.site import KernelUse
-from tsd.kernels.spec import Selection
+from tsd.kernels.spec import GRAPH_SAFE, KernelSpec, Selection
 
 
 def describe(uses: list[KernelUse], sample: Selection) -> list[dict[str, Any]]:
@@ -25,6 +25,7 @@ def _entry(selection: Selection, shape: str, sites: int) -> dict[str, Any]:
         "selected": selection.spec.name,
         "why": selection.why,
         "us": None,
+        "graphs": _graphs(selection.spec),
         "candidates": [
             {
                 "name": other.spec.name,
@@ -34,3 +35,10 @@ def _entry(selection: Selection, shape: str, sites: int) -> dict[str, Any]:
             for other in selection.candidates
         ],
     }
+
+
+def _graphs(spec: KernelSpec) -> str:
+    """How a CUDA graph may hold the kernel: empty, as it is; `planned`, on the host before each replay; `no`."""
+    if GRAPH_SAFE not in spec.flags:
+        return "no"
+    return "planned" if spec.plans else ""

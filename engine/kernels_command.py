@@ -115,10 +115,16 @@ def table(kernels: list[dict[str, Any]], *, with_losers: bool) -> list[str]:
     lines = []
     for entry in kernels:
         sites = f"{entry['sites']} ×" if entry["sites"] > 1 else ""
-        lines.append(f"{entry['op']:<22} {entry['selected']:<20} {sites:>5} {entry['shape']:<36} {entry['why']}")
+        lines.append(
+            f"{entry['op']:<22} {entry['selected']:<20} {sites:>5} {entry['shape']:<36} {entry['why']}{_graphs(entry)}"
+        )
         if with_losers:
             lines.extend(f"    not {each['name']:<20} {each['lost']}" for each in entry["candidates"] if each["lost"])
     return lines
+
+
+def _graphs(entry: dict[str, Any]) -> str:
+    return {"planned": "; planned on the host before each step", "no": "; no CUDA graphs"}.get(entry["graphs"], "")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from tsd.engine.build import assemble, kernel_overrides, memory_of, objective_of
 from tsd.engine.config import EngineConfig
 from tsd.engine.executor.decode import DecodeSteps
 from tsd.engine.executor.mixed import MixedSteps
+from tsd.engine.executor.planned import may_record, plans_for
 from tsd.engine.executor.rows import Rows
 from tsd.engine.executor.staging import TokenRing
 from tsd.engine.executor.warmup import touch
@@ -88,6 +89,9 @@ def variants(
     """
     with torch.inference_mode(), HollowOperations(), recorded(platform.capability, found) as jobs:
         steps = sketch(config, platform, memory_bytes)
+        if steps.mixed.plans is not None:  # first: it takes the longest
+            jobs.append(steps.mixed.plans.ahead(platform.capability))
+            found(jobs[-1])
         touch(steps.decode, steps.mixed, steps.sample, max_rows=steps.max_rows, vocab_size=steps.vocab_size)
     return jobs
 
@@ -131,7 +135,7 @@ def _steps(config: EngineConfig, model: Decoder, memory: MemoryPlan) -> Sketch:
         tokens,
         landing,
         stream,
-        use_graphs=config.cuda_graphs,
+        use_graphs=config.cuda_graphs and may_record(model),
     )
     mixed = MixedSteps(
         model,
@@ -141,5 +145,6 @@ def _steps(config: EngineConfig, model: Decoder, memory: MemoryPlan) -> Sketch:
         max_tokens=memory.chunked_prefill_size,
         max_rows=memory.max_num_seqs,
         device=META,
+        plans=plans_for(model, memory.page_size, memory.chunked_prefill_size, memory.max_num_seqs, META),
     )
     return Sketch(decode, mixed, sample, rows, memory.max_num_seqs, vocab_size)

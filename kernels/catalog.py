@@ -7,7 +7,7 @@ from importlib import import_module
 
 from tsd.kernels.spec import KernelSpec
 
-FAMILIES = ("gemm", "attention", "norm", "embedding", "sampling", "step", "triton")
+FAMILIES = ("gemm", "attention", "norm", "embedding", "sampling", "step", "triton", "fa3", "flashinfer")
 
 
 def builtin_specs() -> Iterator[KernelSpec]:

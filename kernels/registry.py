@@ -167,7 +167,7 @@ class Registry:
         for place, spec in enumerate(rank(fitting, goal, measured)):
             try:
                 fn = _load(spec.target)
-                prepare = _load(spec.prepare) if spec.prepare else None
+                options = {name: _load(target) for name, target in _extras(spec) if target}
             except Exception as error:  # a broken optional kernel must not stop the engine; it is logged and named
                 lost[spec.name] = f"failed to load: {type(error).__name__}: {error}"
                 log.warning("kernel %s %s failed to load: %s", op, spec.name, error)
@@ -181,9 +181,7 @@ class Registry:
                 )
                 for other in kernels
             )
-            if prepare is None:
-                return Selection(fn, spec, why, candidates)
-            return Selection(fn, spec, why, candidates, prepare)
+            return Selection(fn, spec, why, candidates, **options)
         reasons = "\n".join(f"  {spec.name}: {lost[spec.name]}" for spec in kernels)
         question = f"{op} for {dtype} on {platform.name}" + (f" with {method} weights" if method else "")
         if forced:
@@ -264,6 +262,11 @@ def _behind(other: KernelSpec, winner: KernelSpec, goal: Objective, measured: Ma
     if other.name in measured and winner.name in measured and goal in (Objective.LATENCY, Objective.THROUGHPUT):
         return f"measured at {measured[other.name] * 1e6:.1f} µs, {winner.name} at {measured[winner.name] * 1e6:.1f}"
     return f"{other.priority.name.lower()} is behind {winner.name} for {goal.value}"
+
+
+def _extras(spec: KernelSpec) -> tuple[tuple[str, str], ...]:
+    """What else of a spec is to be imported, by its name in `Selection`."""
+    return ("prepare", spec.prepare), ("plans", spec.plans)
 
 
 def _load(target: str) -> Callable[..., Any]:

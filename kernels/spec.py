@@ -4,6 +4,7 @@ KernelError
 ├─ UnknownOperation   nobody registered a kernel for that operation
 ├─ BadOverride        a forced kernel does not exist or cannot run here
 ├─ NoKernel           every candidate lost; the message says why each did
+├─ NotBuilt           what another library compiles for a chosen kernel could not be compiled
 └─ BadTimings         the file of measured timings cannot be read
 """
 
@@ -43,6 +44,10 @@ class NoKernel(KernelError):
     """Every candidate lost."""
 
 
+class NotBuilt(KernelError):
+    """Another library could not compile what a chosen kernel needs."""
+
+
 class BadTimings(KernelError):
     """The file of measured timings is not what it should be."""
 
@@ -73,6 +78,9 @@ class KernelSpec:
 
     `target` is `module:function`, imported when the spec wins. `prepare`, if any, names a function
     `(Weight) -> Weight` that puts a weight into the layout this kernel reads; it is run once at load.
+    `plans`, if any, names a class whose objects plan each step with prefill rows on the host, before it is launched:
+    `(PrefillSite, max_tokens, max_rows, device)`, then `plan(…)` before each step and the object as `batch.plans`; see
+    `kernels/flashinfer/plans.py`. Such a kernel is safe in a graph that is planned for before each replay.
     """
 
     op: str
@@ -100,11 +108,22 @@ class KernelSpec:
     favours: frozenset[Objective] = frozenset()
     """Objectives for which this kernel is ahead of its band's other members."""
     prepare: str = ""
+    plans: str = ""
     summary: str = ""
 
     @property
     def family(self) -> str:
         return self.op.partition(".")[0]
+
+
+class PrefillSite(NamedTuple):
+    """What a kernel that plans its steps on the host is told of the attention it serves."""
+
+    dtype: str
+    num_q: int
+    num_kv: int
+    head_dim: int
+    page_size: int
 
 
 class Candidate(NamedTuple):
@@ -125,6 +144,8 @@ class Selection:
     candidates: tuple[Candidate, ...]
     prepare: Callable[[Any], Any] = field(default=lambda weight: weight)
     """Puts a `Weight` into the layout that `fn` reads; the identity where the kernel has none of its own."""
+    plans: Callable[..., Any] | None = None
+    """Makes what plans this kernel's steps, where it needs that; see `KernelSpec`."""
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         return self.fn(*args, **options)

@@ -22,6 +22,7 @@ from tsd.engine.executor.base import DeviceFault, MoveEvent, StepResult
 from tsd.engine.executor.decode import DecodeSteps
 from tsd.engine.executor.flight import Flight, to_host
 from tsd.engine.executor.mixed import MixedSteps
+from tsd.engine.executor.planned import plans_for
 from tsd.engine.executor.rows import Rows
 from tsd.engine.executor.sampling import logprobs_of, prompt_logprobs_of
 from tsd.engine.executor.staging import UPDATES, TokenRing
@@ -105,6 +106,7 @@ class CudaExecutor:
                 max_tokens=max_step_tokens,
                 max_rows=max_num_seqs,
                 device=device,
+                plans=plans_for(model, cache.page_size, max_step_tokens, max_num_seqs, device),
             )
 
     # -- the loop's side -------------------------------------------------------------------------------------------

@@ -43,7 +43,10 @@ class Bucket(NamedTuple):
 
 
 class MixedSteps:
-    """Static inputs, and graphs by bucket. `last_token` and `page_table` are the executor's slot state."""
+    """Static inputs, and graphs by bucket. `last_token` and `page_table` are the executor's slot state.
+
+    `plans` is told of each step before it is queued, where the chosen attention makes plans; see `planned.py`.
+    """
 
     def __init__(
         self,
@@ -55,6 +58,7 @@ class MixedSteps:
         max_tokens: int,
         max_rows: int,
         device: torch.device,
+        plans: Any = None,
     ) -> None:
         self.model = model
         self.cache = cache
@@ -70,6 +74,7 @@ class MixedSteps:
         self._turn = 0
         self._graphs: dict[Bucket, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
         self._row_buckets = sorted({size for size in (16, 64) if size < max_rows} | {max_rows})
+        self.plans = plans
 
     @property
     def captured(self) -> int:
@@ -84,6 +89,7 @@ class MixedSteps:
         count, rows, wanted = len(host.tokens), len(host.slots), len(host.sample_index)
         bucket = self._bucket(count, max(rows, wanted))
         self._send(host, bucket or Bucket(count, max(rows, wanted)))
+        self._plan(host, bucket or Bucket(count, rows), num_decode)
         if bucket is not None and before_layer is not None:
             return self._captured_body(bucket, before_layer)[:wanted]
         if bucket is not None:
@@ -140,6 +146,7 @@ class MixedSteps:
         if bucket.tokens > self._max_tokens:
             return
         self._send(_NOTHING, bucket)
+        self._plan(_NOTHING, bucket, 0)
         body()
         if self.device.type == "cuda":
             torch.cuda.synchronize()  # the ring of blocks is no deeper than steps are in flight
@@ -193,6 +200,12 @@ class MixedSteps:
         used = at + 4 * rows + 1
         self._block[:used].copy_(self._host[self._turn][:used], non_blocking=True)
 
+    def _plan(self, host: HostBatch, bucket: Bucket, num_decode: int) -> None:
+        """Where attention plans a step on the host: does so for the one that is queued next."""
+        if self.plans is not None:
+            width = self.page_table.shape[1]
+            self.plans.plan(bucket.tokens, bucket.rows, host.query_start, host.kv_lens, num_decode, width)
+
     def _forward(
         self,
         bucket: Bucket,
@@ -222,6 +235,7 @@ class MixedSteps:
             max_query_len=max_query_len,
             max_kv_len=max_kv_len,
             page_size=self.cache.page_size,
+            plans=self.plans,
             before_layer=before_layer,
         )
         return self.model.forward(batch, self.cache)

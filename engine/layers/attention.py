@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from tsd.engine.layers.loading import read_vector
 from tsd.engine.layers.site import KernelUse, Layer, Placement, Site
 from tsd.engine.weights.source import WeightSource
-from tsd.kernels.spec import NoKernel, Priority, Selection, TraitValue
+from tsd.kernels.spec import BadOverride, NoKernel, Priority, Selection, TraitValue
 
 
 class Attention(Layer):
@@ -59,6 +60,7 @@ class Attention(Layer):
             "num_q": self.num_heads,
             "num_kv": self.num_kv_heads,
             "head_dim": self.head_dim,
+            "dtype": str(self.site.dtype).removeprefix("torch."),
             "kv_dtype": str(self.site.kv_dtype or self.site.dtype).removeprefix("torch."),
         }
         self._attend = self.site.select("attention.paged", traits)
@@ -90,12 +92,16 @@ class Attention(Layer):
 
     def _sibling(self, attend: Selection, traits: dict[str, TraitValue]) -> Selection | None:
         """The kernel for decode alone that goes with the chosen `attend`: same name, and not the reference."""
+        if attend.spec.priority == Priority.REFERENCE:
+            return None
         try:
             found = self.site.select("attention.rope_decode", traits)
-        except NoKernel:
-            return None  # none keeps what the objective asks for; write and attend do
-        fits = found.spec.priority > Priority.REFERENCE and found.spec.name == attend.spec.name
-        return found if fits else None
+            if found.spec.name == attend.spec.name:
+                return found
+            found = self.site.select("attention.rope_decode", traits, override=attend.spec.name)
+        except (NoKernel, BadOverride):
+            return None  # none has that name, or keeps what the objective asks for; write and attend do
+        return replace(found, why=f"goes with {attend.spec.name}")
 
     @property
     def weight_bytes(self) -> int:

@@ -45,8 +45,8 @@ class Site:
     kv_dtype: torch.dtype | None = None
     """None: the model's dtype."""
 
-    def select(self, op: str, traits: Mapping[str, TraitValue], method: str = "") -> Selection:
-        """The kernel for `op` here. Raises KernelError where none can serve."""
+    def select(self, op: str, traits: Mapping[str, TraitValue], method: str = "", *, override: str = "") -> Selection:
+        """The kernel for `op` here, or the one named. Raises KernelError where none can serve."""
         return select(
             op,
             dtype=self.dtype,
@@ -54,6 +54,7 @@ class Site:
             weight_method=method,
             traits=traits,
             objective=self.objective,
+            override=override,
             config=self.overrides,
         )
 

@@ -22,6 +22,8 @@ class PagedBatch(Protocol):
     max_query_len: int
     max_kv_len: int
     page_size: int
+    plans: object
+    """What the chosen kernel planned for the step on the host, if it plans; see `spec.KernelSpec.plans`."""
 
 
 def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tsd.kernels.cpu.shapes import whole_blocks
-from tsd.kernels.spec import BATCH_INVARIANT, DETERMINISTIC, KernelSpec, Priority
+from tsd.kernels.spec import BATCH_INVARIANT, DETERMINISTIC, GRAPH_SAFE, KernelSpec, Priority
 
 SPECS = (
     KernelSpec(
@@ -12,7 +12,7 @@ SPECS = (
         solution="torch",
         target="tsd.kernels.embedding.reference:lookup",
         priority=Priority.REFERENCE,
-        flags=frozenset({DETERMINISTIC, BATCH_INVARIANT}),
+        flags=frozenset({DETERMINISTIC, BATCH_INVARIANT, GRAPH_SAFE}),
         summary="plain torch, any table",
     ),
     KernelSpec(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tsd.kernels.cpu.shapes import whole_blocks
-from tsd.kernels.spec import BATCH_INVARIANT, DETERMINISTIC, KernelSpec, Priority
+from tsd.kernels.spec import BATCH_INVARIANT, DETERMINISTIC, GRAPH_SAFE, KernelSpec, Priority
 
 SPECS = (
     KernelSpec(
@@ -21,7 +21,7 @@ SPECS = (
         solution="torch",
         target="tsd.kernels.gemm.reference:gated",
         priority=Priority.REFERENCE,
-        flags=frozenset({DETERMINISTIC}),
+        flags=frozenset({DETERMINISTIC, GRAPH_SAFE}),
         summary="plain torch",
     ),
     KernelSpec(
@@ -30,7 +30,7 @@ SPECS = (
         solution="torch",
         target="tsd.kernels.gemm.reference:linear",
         priority=Priority.REFERENCE,
-        flags=frozenset({DETERMINISTIC}),
+        flags=frozenset({DETERMINISTIC, GRAPH_SAFE}),
         summary="plain torch; unpacks a packed weight on each call",
     ),
     KernelSpec(

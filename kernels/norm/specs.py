@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tsd.kernels.spec import BATCH_INVARIANT, DETERMINISTIC, KernelSpec, Priority
+from tsd.kernels.spec import BATCH_INVARIANT, DETERMINISTIC, GRAPH_SAFE, KernelSpec, Priority
 
 SPECS = (
     KernelSpec(
@@ -11,7 +11,7 @@ SPECS = (
         solution="torch",
         target="tsd.kernels.norm.reference:rms",
         priority=Priority.REFERENCE,
-        flags=frozenset({DETERMINISTIC, BATCH_INVARIANT}),
+        flags=frozenset({DETERMINISTIC, BATCH_INVARIANT, GRAPH_SAFE}),
         summary="plain torch, float32 inside",
     ),
     KernelSpec(

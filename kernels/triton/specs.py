@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tsd.kernels.spec import BATCH_INVARIANT, DETERMINISTIC, GRAPH_SAFE, KernelSpec, Priority, Traits
+from tsd.kernels.spec import BATCH_INVARIANT, DETERMINISTIC, GRAPH_SAFE, KernelSpec, Objective, Priority, Traits
 
 
 def _heads(traits: Traits) -> str | None:
@@ -53,6 +53,7 @@ SPECS = (
         _kernel("attention.paged", "triton", "attention:paged", "decode that reads shared keys once, tiled prefill"),
         accepts=_heads,
         flags=_FAST,
+        favours=frozenset({Objective.LATENCY, Objective.THROUGHPUT}),
     ),
     replace(
         _kernel("attention.paged", "triton_invariant", "attention:paged_invariant", "one tiling, one order of keys"),
@@ -63,6 +64,7 @@ SPECS = (
         _kernel("attention.rope_decode", "triton", "decode:rope_decode", "decode straight from the projection"),
         accepts=_heads,
         flags=_FAST,
+        favours=frozenset({Objective.LATENCY, Objective.THROUGHPUT}),
     ),
     replace(
         _kernel("gemm.gated", "triton", "linear:gated", "both halves of an MLP's input, gated as they are written"),

@@ -1,0 +1,1 @@
+"""FlashAttention-3, where its wheel is installed: see `attention.py`."""

@@ -1,0 +1,1 @@
+"""flashinfer, where it is installed: see `attention.py` and `plans.py`."""
