@@ -37,6 +37,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--load-format", default="auto", help="auto, safetensors, gguf or dummy")
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
     parser.add_argument("--quantization", default="auto", help="auto, none or int8")
+    parser.add_argument("--attention-backend", default="", help="as for `tsd start`, e.g. fa3 or flashinfer")
     parser.add_argument("--deterministic", action="store_true", help="choose for bit-for-bit equal results")
     parser.add_argument("--all", action="store_true", help="show the candidates that lost")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -55,6 +56,7 @@ def main(argv: Sequence[str]) -> int:
             load_format=known.load_format,
             dtype=known.dtype,
             quantization=known.quantization,
+            attention_backend=known.attention_backend,
             deterministic=known.deterministic,
             max_num_seqs=known.max_num_seqs,
             max_model_len=known.max_model_len,

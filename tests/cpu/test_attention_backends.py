@@ -35,7 +35,7 @@ from tsd.kernels.catalog import builtin_specs  # noqa: E402
 from tsd.kernels.flashinfer import library  # noqa: E402
 from tsd.kernels.platform import Platform  # noqa: E402
 from tsd.kernels.registry import Registry  # noqa: E402
-from tsd.kernels.spec import GRAPH_SAFE, BadOverride, Objective, PrefillSite  # noqa: E402
+from tsd.kernels.spec import GRAPH_SAFE, BadOverride, NotBuilt, Objective, PrefillSite  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 
@@ -393,3 +393,45 @@ def test_what_there_is_to_compile_is_found_without_a_gpu(
     assert names.count("flashinfer") == (backend == "flashinfer")
     assert not calls and not made
     registry_module.default_registry.cache_clear()
+
+
+def test_the_command_says_why_a_backend_cannot_be_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tsd.engine import kernels_command
+
+    sizes = {**SIZES, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 64}
+    (tmp_path / "config.json").write_text(json.dumps({**sizes, "torch_dtype": "bfloat16"}))
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
+    for name in ("flash_attn_interface", "flashinfer"):
+        monkeypatch.delitem(sys.modules, name)
+    registry_module._findable.cache_clear()
+    registry_module.default_registry.cache_clear()
+    if any(map(registry_module._findable, ("flash_attn_interface", "flashinfer"))):
+        pytest.skip("a library is installed")
+    asked = [str(tmp_path), "--load-format", "dummy", "--build", "--gpu", "h200", "--attention-backend"]
+    assert kernels_command.main([*asked, "fa3"]) == 3
+    assert "fa3: module flash_attn_interface is not installed" in capsys.readouterr().err
+    assert kernels_command.main([*asked, "flashinfer"]) == 3
+    assert "flashinfer: module flashinfer is not installed" in capsys.readouterr().err
+    assert kernels_command.main([*asked, "flash"]) == 3
+    assert "no attention kernel has that name or solution" in capsys.readouterr().err
+    assert kernels_command.main([str(tmp_path), "--load-format", "dummy", "--all"]) == 0
+    assert "not fa3                  runs on cuda" in capsys.readouterr().out
+    registry_module.default_registry.cache_clear()
+
+
+def test_a_module_that_is_not_there_is_built_and_one_that_cannot_be_says_why(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    module = library.Module("float16", 128)
+    library.load(module)
+    assert built == {module.arguments()} and "was not built ahead: compiled in 0 s" in caplog.text
+    assert not library.build(module)
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("nvcc is not there")
+
+    monkeypatch.setattr(sys.modules["flashinfer.jit.attention.modules"], "gen_batch_prefill_module", fails)
+    with pytest.raises(NotBuilt, match="float16 heads of 64: nvcc is not there"):
+        library.load(library.Module("float16", 64))
