@@ -199,7 +199,7 @@ OPTIONS: tuple[Option, ...] = (
         "attention-backend",
         str,
         "",
-        "kernel for attention: triton, fa3, flashinfer; `tsd kernels MODEL --all` says which can run",
+        "kernel for attention, such as triton, fa3 or flashinfer; `tsd kernels --all` says which can run",
         KERNELS,
     ),
     Option("linear-backend", str, "", "kernel for matrix products", KERNELS),
