@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from support.scheduling import Executor, drive, oracle
 
+from tsd.console.options import resolve
+from tsd.console.start import engine_configs
 from tsd.engine.config import EngineConfig
 from tsd.engine.memory import MemoryPlan, plan_memory
 from tsd.scheduler.core import Scheduler
@@ -242,3 +244,9 @@ def test_the_hold_is_as_told_and_none_on_the_cpu_or_without_mixed_steps() -> Non
     assert planned(6_946_000_000, 36, device="cpu", max_total_tokens=40_000).prefill_hold == 0
     asked = planned(6_946_000_000, 36, device="cpu", max_total_tokens=40_000, prefill_hold=4)
     assert (asked.prefill_hold, asked.prefill_balance) == (4, 0)
+
+
+@pytest.mark.parametrize(("given", "hold"), [({}, None), ({"prefill_hold": "0"}, 0), ({"prefill_hold": "64"}, 64)])
+def test_the_flag_reaches_the_engine(given: dict[str, str], hold: int | None) -> None:
+    settings = resolve(given, {}, None)
+    assert engine_configs(settings, "m", (0,))[0].prefill_hold == hold
