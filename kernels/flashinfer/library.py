@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from tsd.kernels.compiling import count
 from tsd.kernels.spec import NotBuilt
 
 log = logging.getLogger("tsd.kernels")
@@ -62,6 +63,7 @@ def load(module: Module) -> Any:
         log.info("flashinfer's prefill for %s heads of %d: loading, or compiling, which takes minutes", *module)
         if build(module):
             log.warning("flashinfer's prefill was not built ahead: compiled in %.0f s", time.monotonic() - began)
+            count(f"flashinfer prefill, {module.dtype}, heads of {module.head_dim}")
         return get_batch_prefill_module(*module.arguments())
     except Exception as error:  # the compiler's and the loader's errors are of any kind; the operator needs the words
         raise NotBuilt(f"flashinfer's prefill for {module.dtype} heads of {module.head_dim}: {error}") from error

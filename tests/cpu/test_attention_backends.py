@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
+triton = pytest.importorskip("triton")
 
 from support.fake_attention import FakePrefill, fake_fa3, fake_flashinfer, installed  # noqa: E402
 from support.paged import PagedRunner  # noqa: E402
@@ -32,6 +32,7 @@ from tsd.engine.weights import open_weights  # noqa: E402
 from tsd.kernels import registry as registry_module  # noqa: E402
 from tsd.kernels.attention import reference  # noqa: E402
 from tsd.kernels.catalog import builtin_specs  # noqa: E402
+from tsd.kernels.compiling import CompilationCounter  # noqa: E402
 from tsd.kernels.flashinfer import library  # noqa: E402
 from tsd.kernels.platform import Platform  # noqa: E402
 from tsd.kernels.registry import Registry  # noqa: E402
@@ -424,10 +425,17 @@ def test_the_command_says_why_a_backend_cannot_be_had(
 def test_a_module_that_is_not_there_is_built_and_one_that_cannot_be_says_why(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", None)
     module = library.Module("float16", 128)
     library.load(module)
     assert built == {module.arguments()} and "was not built ahead: compiled in 0 s" in caplog.text
     assert not library.build(module)
+
+    counter = CompilationCounter()
+    counter.start()
+    library.load(library.Module("bfloat16", 256))
+    library.load(module)
+    assert (counter.count, counter.names) == (1, ["flashinfer prefill, bfloat16, heads of 256"])
 
     def fails(*_: object) -> None:
         raise RuntimeError("nvcc is not there")
