@@ -26,8 +26,9 @@ MANY = Tiling(rows=16, keys=64, warps=4, stages=7)
 EXACT = Tiling(rows=16, keys=32, warps=4, stages=3)
 """In float32, which multiplies without tensor cores."""
 MOST_SOME = 128
-SOME_SHARED, MANY_SHARED = 4, 2
-"""Most chunks that a group's common keys are cut into."""
+FEW_SHARED, SOME_SHARED, MANY_SHARED = 8, 4, 2
+"""Most chunks that a group's common keys are cut into: up to MOST_FEW rows, up to MOST_SOME, beyond."""
+MOST_FEW = 32
 FLOOR = 128
 """Keys below which a row is not split."""
 PROGRAMS = 264
@@ -92,6 +93,8 @@ class Cut(NamedTuple):
 def cut_for(dtype: torch.dtype, rows: int, group: int) -> Cut:
     """`group` query heads share a KV head."""
     tiling, shared = (SOME, SOME_SHARED) if rows <= MOST_SOME else (MANY, MANY_SHARED)
+    if rows <= MOST_FEW:
+        shared = FEW_SHARED
     if dtype == torch.float32:
         tiling = EXACT
     heads = triton.next_power_of_2(group)

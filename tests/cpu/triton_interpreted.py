@@ -204,8 +204,10 @@ def test_rope_decode(normed: bool, solo_rows: int, monkeypatch: pytest.MonkeyPat
     close(mine, theirs)
 
 
-def test_shared_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("few", [0, 32])
+def test_shared_prefixes(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two groups of rows on one prefix, a stranger among them, rows too short to share, a padded one, a chunk."""
+    monkeypatch.setattr(decode, "MOST_FEW", few)
     monkeypatch.setattr(decode, "LEAST_KEYS", 32)
     monkeypatch.setattr(decode, "PROGRAMS", 24)
     monkeypatch.setattr(decode, "SOLO_ROWS", 0)

@@ -244,10 +244,10 @@ def test_rope_decode(num_q: int, num_kv: int, page_size: int) -> None:
     assert torch.equal(mine, theirs)
 
 
+@pytest.mark.parametrize("rows", [32, 40])
 @pytest.mark.parametrize("num_q, num_kv, page_size", [(16, 8, 64), (32, 8, 16), (9, 3, 64)])
-def test_shared_prefixes(num_q: int, num_kv: int, page_size: int) -> None:
-    """40 rows, most of them on one prefix of 1,024 keys, in one launch from the projection and in a mixed batch."""
-    rows = 40
+def test_shared_prefixes(num_q: int, num_kv: int, page_size: int, rows: int) -> None:
+    """Rows most of which are on one prefix of 1,024 keys, in one launch from the projection and in a mixed batch."""
     lengths = [1100 + 37 * row for row in range(rows)]
     batch = ragged_batch([1] * rows, lengths, page_size, rows)
     shared = [row for row in range(rows) if row % 7]
