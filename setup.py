@@ -33,6 +33,7 @@ def extensions() -> list[Extension]:
         Extension("tsd.engine.executor.wake", ["engine/executor/wake.pyx"], libraries=["dl"]),
     ]
     for name in (
+        "engine/executor/blocks",
         "cache/hashing",
         "cache/pool",
         "cache/fence",

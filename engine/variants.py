@@ -18,7 +18,7 @@ from tsd.engine.executor.decode import DecodeSteps
 from tsd.engine.executor.mixed import MixedSteps
 from tsd.engine.executor.planned import may_record, plans_for
 from tsd.engine.executor.rows import Rows
-from tsd.engine.executor.staging import TokenRing
+from tsd.engine.executor.staging import Staging
 from tsd.engine.executor.warmup import touch
 from tsd.engine.hollow import HollowOperations
 from tsd.engine.memory import MemoryPlan
@@ -61,9 +61,9 @@ class ShapesOnly(WeightSource):
 
 
 class _NoLanding:
-    """Stands where copies to a device are queued."""
+    """Stands where graphs are queued."""
 
-    def copy(self, target: int, source: int, count: int) -> None: ...
+    def launch(self, graph: int) -> None: ...
 
     def signal(self) -> None: ...
 
@@ -124,7 +124,7 @@ def _steps(config: EngineConfig, model: Decoder, memory: MemoryPlan) -> Sketch:
     page_table = torch.zeros((slots, rows.page_table.shape[1]), dtype=torch.int32, device=META)
     landing: Any = _NoLanding()
     stream: Any = None
-    tokens = TokenRing(memory.max_num_seqs + memory.max_num_seqs % 2, META, landing)
+    staging = Staging(memory.max_num_seqs + memory.max_num_seqs % 2, rows.page_table.shape[1], META)
     decode = DecodeSteps(
         model,
         cache,
@@ -132,7 +132,7 @@ def _steps(config: EngineConfig, model: Decoder, memory: MemoryPlan) -> Sketch:
         rows,
         last_token,
         page_table,
-        tokens,
+        staging,
         landing,
         stream,
         use_graphs=config.cuda_graphs and may_record(model),

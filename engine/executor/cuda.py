@@ -1,7 +1,8 @@
 """The CUDA backend: plans become graph replays and eager prefill steps on one stream; the host never waits.
 
-State that lasts (last tokens, page tables, KV pages) lives on the device by slot. A step sends one pinned block,
-replays a graph, and brings the sampled tokens back on a side stream whose last act writes the eventfd.
+State that lasts (last tokens, page tables, KV pages) lives on the device by slot. A step's graph reads one block of
+pinned memory and writes its tokens into another; a side stream waits for it and writes the eventfd. Each step takes
+exactly one block, whatever way it goes, and its answer is checked when it has landed (`kernels/step/exchange.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tsd.engine.executor.mixed import MixedSteps
 from tsd.engine.executor.planned import plans_for
 from tsd.engine.executor.rows import Rows
 from tsd.engine.executor.sampling import logprobs_of, prompt_logprobs_of
-from tsd.engine.executor.staging import UPDATES, TokenRing
+from tsd.engine.executor.staging import Staging
 from tsd.engine.executor.wake import Landing
 from tsd.engine.executor.warmup import touch, warm_up_plans
 from tsd.engine.kernel_report import describe
@@ -34,6 +35,7 @@ from tsd.engine.tiers import BlockStore, HostPages, Mover
 from tsd.kernels.compiling import CompilationCounter, CompilationWatch, compile_only
 from tsd.kernels.registry import Selection
 from tsd.kernels.sampling.types import Sampled
+from tsd.kernels.step.exchange import UPDATES
 from tsd.scheduler.types import ExecutionPlan
 
 log = logging.getLogger("tsd.engine")
@@ -75,17 +77,17 @@ class CudaExecutor:
         self._mover = Mover(cache, HostPages(cache, host_pages), disk, self._tell_move) if host_pages else None
         self._attached = False
         self._owed = 0
-        self._all_rows = np.arange(max_num_seqs)
         self._timed = timed
-        self._origin: tuple[torch.cuda.Event, float] | None = None
+        self._clock_offset = 0.0
+        """Seconds to add to the device's clock for the host's."""
         most = max_num_seqs + max_num_seqs % 2
         pages = self.rows.page_table.shape[1]
         with torch.cuda.stream(self.stream):
             self.last_token = torch.zeros(max_num_seqs + 1, dtype=torch.int32, device=device)
             self.page_table = torch.zeros((max_num_seqs + 1, pages), dtype=torch.int32, device=device)
             self._side = torch.cuda.Stream(device)
-            landing = Landing(self.stream.cuda_stream, self._side.cuda_stream, self.landed_fd)
-            self.tokens = TokenRing(most, device, landing)
+            self._landing = Landing(self.stream.cuda_stream, self._side.cuda_stream, self.landed_fd)
+            self._staging = Staging(most, pages, device)
             self.decode = DecodeSteps(
                 model,
                 cache,
@@ -93,8 +95,8 @@ class CudaExecutor:
                 self.rows,
                 self.last_token,
                 self.page_table,
-                self.tokens,
-                landing,
+                self._staging,
+                self._landing,
                 self.stream,
                 use_graphs=use_graphs,
             )
@@ -121,36 +123,27 @@ class CudaExecutor:
         if self._launch_greedy(plan):
             return
         with torch.cuda.stream(self.stream), torch.inference_mode():
-            began = self._event()
             for page in plan.zero_pages.tolist():
                 for tensor in (*self.cache.k, *self.cache.v):
                     tensor[page].zero_()
             if plan.moves:
                 assert self._mover is not None
                 self._mover.submit(plan.moves)
-            if not plan.num_rows:
-                self.decode.send_updates(plan)
-                flight = Flight(plan, self.tokens.next(), np.zeros(0, np.int64))
-            elif plan.num_decode == plan.num_rows:
+            if plan.num_rows and plan.num_decode == plan.num_rows:
                 flight = self._launch_decode(plan)
             else:
                 flight = self._launch_mixed(plan)
-            if began is not None:
-                flight.events = (began, began)
             alone = not self._flights
             self._flights.append(flight)
             if flight.finish is None or alone:
                 self._complete(flight)
 
     def _complete(self, flight: Flight) -> None:
-        """Queues what is left of a step, and the way back of its tokens. Runs on the executor's stream."""
+        """Queues what is left of a step, and the wake-up at its end. Runs on the executor's stream."""
         if flight.finish is not None:
             flight.finish()
             flight.finish = None
-        ended = self._event()
-        if flight.events is not None and ended is not None:
-            flight.events = (flight.events[0], ended)
-        self.tokens.bring_back(flight.ring, len(flight.rows))
+        self._landing.signal()
 
     def landed(self) -> list[StepResult | MoveEvent]:
         try:
@@ -187,82 +180,77 @@ class CudaExecutor:
         os.eventfd_write(self.landed_fd, 1)
 
     def _result(self, flight: Flight) -> StepResult:
-        plan = flight.plan
-        result = StepResult(plan.step, np.zeros(plan.num_rows, np.int32))
-        drawn = self.tokens.views[flight.ring, : len(flight.rows)]
+        plan, blocks, serial = flight.plan, self._staging.blocks, flight.serial
         # The sampler answers -1 for a row whose logits were not finite.
-        bad = drawn < 0
-        if bad.any():
-            result.failed = tuple(int(row) for row in flight.rows[bad])
-        result.tokens[flight.rows] = np.maximum(drawn, 0)
-        if self.rows.sampling.edits or self.rows.sampling.grammars:
-            self.rows.sampling.sampled(plan.slots[flight.rows], result.tokens[flight.rows])
+        bad = blocks.read(serial, flight.num_drawn)
+        tokens = drawn = blocks.tokens(serial, flight.num_drawn)
+        rows = flight.rows
+        if rows is not None:
+            tokens = np.zeros(plan.num_rows, np.int32)
+            tokens[rows] = drawn
+        result = StepResult(plan.step, tokens)
+        if bad:
+            places = np.flatnonzero(drawn < 0)
+            result.failed = tuple((places if rows is None else rows[places]).tolist())
+        sampling = self.rows.sampling
+        if sampling.edits or sampling.grammars:
+            sampling.sampled(plan.slots if rows is None else plan.slots[rows], np.maximum(drawn, 0))
         if flight.sampled is not None:
             sampled, wanted = flight.sampled
             found = logprobs_of(sampled, wanted)
-            result.logprobs = {int(flight.rows[i]): entry for i, entry in found.items()}
+            result.logprobs = {i if rows is None else int(rows[i]): entry for i, entry in found.items()}
         result.prompt_logprobs = flight.scored
-        if flight.events is not None and self._origin is not None:
-            event, moment = self._origin
-            began, ended = flight.events
-            ended.synchronize()
-            result.device_began = moment + event.elapsed_time(began) / 1e3
-            result.device_s = began.elapsed_time(ended) / 1e3
+        began, ended = blocks.times(serial)
+        if ended:
+            result.device_began = began * 1e-9 + self._clock_offset
+            result.device_s = (ended - began) * 1e-9
         return result
 
-    def _event(self) -> torch.cuda.Event | None:
-        """A moment on the stream, where steps are timed."""
-        if self._origin is None:
-            return None
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(self.stream)
-        return event
-
-    def _set_origin(self) -> None:
-        """Ties the device's clock to the host's."""
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(self.stream)
-        event.synchronize()
-        self._origin = (event, time.monotonic())
+    def _set_clock(self) -> None:
+        """Ties the device's clock to the host's: of some steps without rows, the one that came back soonest."""
+        nearest = float("inf")
+        for _ in range(8):
+            asked = time.monotonic()
+            serial = self.decode.send_nothing()
+            self.stream.synchronize()
+            back = time.monotonic()
+            self._staging.blocks.read(serial, 0)
+            began, _ = self._staging.blocks.times(serial)
+            if began and back - asked < nearest:
+                nearest = back - asked
+                self._clock_offset = (asked + back) / 2 - began * 1e-9
 
     def _launch_greedy(self, plan: ExecutionPlan) -> bool:
-        """The step that runs most often, with no more than its six driver calls; False where it does not apply."""
+        """The step that runs most often, with no more than its four driver calls; False where it does not apply."""
         rows = plan.num_rows
         if not rows or plan.num_decode != rows or plan.moves or len(plan.zero_pages):
             return False
         bucket = self.decode.bucket(rows)
-        if bucket is None or not self.rows.sampling.is_greedy(plan.slots[:rows]):
+        if bucket is None or len(plan.table_slots) > UPDATES or not self.rows.sampling.is_greedy(plan.slots):
             return False
-        if len(plan.table_slots) > UPDATES:
-            return False
-        began = self._event()
-        self.decode.stage(plan, bucket)
+        self.decode.padded_rows = bucket - rows
+        self._flights.append(Flight(plan, self.decode.send(plan, rows=True)))
         self.decode.run_greedy(bucket)
-        flight = Flight(plan, self.tokens.next(), self._all_rows[:rows])
-        if began is not None and (ended := self._event()) is not None:
-            flight.events = (began, ended)
-        self._flights.append(flight)
-        self.tokens.bring_back(flight.ring, rows)
+        self._landing.signal()
         return True
 
     # -- decode: one graph a step ----------------------------------------------------------------------------------
 
     def _launch_decode(self, plan: ExecutionPlan) -> Flight:
-        rows = plan.num_rows
-        slots, starts = plan.slots[:rows], plan.starts[:rows]
+        rows, slots = plan.num_rows, plan.slots
         sampling = self.rows.sampling
-        plain = sampling.is_plain(slots)
-        greedy = plain and not sampling.temperature[slots].any()
         bucket = self.decode.bucket(rows) or rows
-        view = self.decode.stage(plan, bucket)
-        flight = Flight(plan, self.tokens.next(), self._all_rows[:rows])
-        if greedy:
+        self.decode.padded_rows = bucket - rows
+        if sampling.is_greedy(slots):
+            flight = Flight(plan, self.decode.send(plan, rows=True))
             self.decode.run_greedy(bucket)
             return flight
-        token_index = starts + 1 - self.rows.num_prompt[slots]
-        state = self.decode.stage_sampling(view, slots, token_index)
+        serial, state = self.decode.send_sampled(plan)
+        flight = Flight(plan, serial)
+        plain = sampling.is_plain(slots)
+        token_index = plan.starts + 1 - self.rows.num_prompt[slots]
         logits = self.decode.run_forward(bucket)
-        there = self.decode.staging.device.fields["slots"][:rows]
+        there = self._staging.fields["slots"][:rows]
 
         def draw() -> None:
             chosen = state if plain else sampling.state(slots, token_index, self.device)
@@ -277,11 +265,14 @@ class CudaExecutor:
     # -- steps with prefill rows -----------------------------------------------------------------------------------
 
     def _launch_mixed(self, plan: ExecutionPlan) -> Flight:
-        self.decode.send_updates(plan)
+        serial = self.decode.send(plan, rows=False)
+        self.decode.run_changes()
+        if not plan.num_rows:
+            return Flight(plan, serial)
         waits = self._mover.waits(plan.waits) if plan.waits and self._mover is not None else None
         logits = self.mixed.run(self.rows.lay_out(plan), plan.num_decode, waits)
         chosen = np.flatnonzero(plan.samples[: plan.num_rows])
-        flight = Flight(plan, self.tokens.next(), chosen)
+        flight = Flight(plan, serial, chosen)
         self.decode.padded_rows = 0
         if len(chosen):
             slots = plan.slots[chosen]
@@ -298,6 +289,8 @@ class CudaExecutor:
                 flight.finish = draw
             else:
                 draw()
+        elif self._timed:
+            self.decode.tell_end()
         offset = len(chosen)
         for row, start, count in self.rows.prompt_rows(plan):
             scored = self.rows.scored[int(plan.slots[row])]
@@ -335,9 +328,8 @@ class CudaExecutor:
             if self.decode.buckets:
                 self._capture()
             self._run_warm_up_plans()
+            self._set_clock()
             self._report("graphs", f"captured in {time.monotonic() - ready:.1f} s", 1.0)
-        if self._timed:
-            self._set_origin()
         self._compilations.start()
         return self.statistics()["graphs"]
 
@@ -353,7 +345,6 @@ class CudaExecutor:
 
     def _touch_everything(self) -> None:
         """Calls each step at each size."""
-        self.decode.stage_padding()
         touch(self.decode, self.mixed, self._sample, max_rows=self.padding, vocab_size=self.vocab_size)
 
     def _run_warm_up_plans(self) -> None:
@@ -361,9 +352,9 @@ class CudaExecutor:
         for plan in warm_up_plans(self.cache.page_size):
             self.rows.apply(plan)
             launch = self._launch_decode if plan.num_decode else self._launch_mixed
-            launch(plan)
-        torch.cuda.synchronize()
-        self.decode.stage_padding()
+            flight = launch(plan)
+            torch.cuda.synchronize()
+            self._staging.blocks.read(flight.serial, flight.num_drawn)
 
     def _capture(self) -> None:
         torch.cuda.empty_cache()

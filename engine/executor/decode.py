@@ -1,25 +1,27 @@
 """Decode steps on a GPU: every row has one token, and a graph holds the whole step.
 
-Owns the staged inputs, the graphs by bucket of rows, and the two bodies they record: forward only, and forward with
-greedy sampling. Knows slots and pages; what a step's tokens are for is the executor's.
+Owns the steps' inputs on the device, the graphs by bucket of rows, and the two bodies they record: forward only, and
+forward with greedy sampling. Knows slots and pages; what a step's tokens are for is the executor's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
 
 from tsd.engine.batch import ForwardBatch, KVCache
-from tsd.engine.executor.graphs import StepGraphs, buckets_for
+from tsd.engine.executor.graphs import CapturedStep, StepGraphs, buckets_for, record
 from tsd.engine.executor.rows import Rows
-from tsd.engine.executor.staging import UPDATES, Staging, TokenRing
+from tsd.engine.executor.staging import Staging
 from tsd.engine.executor.wake import Landing
 from tsd.engine.models import Decoder
 from tsd.kernels.registry import Selection, select
 from tsd.kernels.sampling.types import SamplingState, greedy_state
+from tsd.kernels.step.exchange import UPDATES
 from tsd.scheduler.types import ExecutionPlan
 
 
@@ -34,7 +36,7 @@ class DecodeSteps:
         rows: Rows,
         last_token: torch.Tensor,
         page_table: torch.Tensor,
-        tokens: TokenRing,
+        staging: Staging,
         landing: Landing,
         stream: torch.cuda.Stream,
         *,
@@ -44,23 +46,25 @@ class DecodeSteps:
         self.cache = cache
         self.last_token = last_token
         self.page_table = page_table
-        self.tokens = tokens
+        self.staging = staging
         self.device = last_token.device
         self.padded_rows = 0
         self._sample = sample
         self._rows = rows
-        self._padding = max_rows = len(last_token) - 1
+        self._stream = stream
+        self._landing = landing
+        max_rows = len(last_token) - 1
         self._prepare = select("step.prepare", dtype="int32", device=self.device)
         self._feed = select("step.feed", dtype="int32", device=self.device)
-        most, pages = tokens.device.shape[0], page_table.shape[1]
-        self.staging = Staging(most, max_rows * pages, self.device, landing)
+        most, pages = staging.exchange.most, page_table.shape[1]
         self._inputs = torch.zeros((4, most), dtype=torch.int32, device=self.device)
         self._row_table = torch.zeros((most, pages), dtype=torch.int32, device=self.device)
         self._greedy_state = greedy_state(most, self.device)
         self._row_index = torch.arange(most + 1, dtype=torch.int32, device=self.device)
         buckets = buckets_for(max_rows) if use_graphs else []
-        self.greedy_graphs = StepGraphs(buckets, stream)
-        self.forward_graphs = StepGraphs(buckets, stream)
+        self.greedy_graphs = StepGraphs(buckets, stream, landing)
+        self.forward_graphs = StepGraphs(buckets, stream, landing)
+        self._changes_graph: CapturedStep | None = None
 
     @property
     def buckets(self) -> list[int]:
@@ -74,56 +78,61 @@ class DecodeSteps:
         """The graph that serves `rows` rows, or None."""
         return self.greedy_graphs.bucket(rows)
 
+    def send(self, plan: ExecutionPlan, rows: bool) -> int:
+        """Gives the device the plan's page-table changes, with its decode rows if asked; the block's serial number.
+
+        The step that takes it must be launched next: `run_greedy`, `run_forward` or, without rows, `run_changes`.
+        """
+        if len(plan.table_slots) > UPDATES:
+            self._send_ahead(plan)
+            plan = replace(plan, table_slots=plan.table_slots[:0])
+        return self.staging.send(plan, rows)
+
+    def send_nothing(self) -> int:
+        """A step without rows and changes, queued; the serial number of its block."""
+        serial = self.staging.blocks.send()
+        self.run_changes()
+        return serial
+
+    def tell_end(self) -> None:
+        """Queues the time into the answer of a step that draws nothing."""
+        self.feed(self.last_token[:0], self.staging.fields["slots"][:0])
+
     def run_greedy(self, rows: int) -> None:
-        """Queues a staged greedy step of `rows` rows; its tokens are in the token ring's device row."""
-        self.staging.send(greedy=True)
+        """Queues a greedy step of `rows` rows; its tokens will be in the block's answer."""
         if rows in self.greedy_graphs.captured:
             self.greedy_graphs.replay(rows)
         else:
             self.greedy(rows)
 
     def run_forward(self, rows: int) -> torch.Tensor:
-        """Queues a staged step without sampling; logits [rows, V], valid until the next step."""
-        self.staging.send(greedy=False)
+        """Queues a step without sampling; logits [rows, V], valid until the next step."""
         return self.forward_graphs.replay(rows) if rows in self.forward_graphs.captured else self.forward(rows)
 
+    def run_changes(self) -> None:
+        """Queues the page-table changes of a block without rows."""
+        if self._changes_graph is not None:
+            self._changes_graph.replay(self._landing)
+        else:
+            self._take_block(0)
+
     def feed(self, tokens: torch.Tensor, slots: torch.Tensor) -> None:
-        """Makes drawn tokens the next step's input, and puts them on their way to the host."""
-        self._feed(tokens, slots, self.last_token, self.tokens.device)
+        """Makes drawn tokens the next step's input, and puts them into the step's answer."""
+        self._feed(tokens, slots, self.last_token, self.staging.exchange)
 
-    def stage(self, plan: ExecutionPlan, bucket: int) -> dict[str, np.ndarray]:
-        """The block of a decode step: page-table changes, slots and positions, padded to the bucket."""
-        rows = plan.num_rows
-        view = self._stage_updates(plan)
-        view["slots"][:rows] = plan.slots[:rows]
-        view["starts"][:rows] = plan.starts[:rows]
-        if rows < bucket:
-            view["slots"][rows:bucket] = self._padding
-            view["starts"][rows:bucket] = 0
-        self.padded_rows = bucket - rows
-        return view
+    def send_sampled(self, plan: ExecutionPlan) -> tuple[int, SamplingState]:
+        """As `send` with rows, whose sampling parameters go with them; also the state that these will be there."""
+        blocks, sampling, rows, slots = self.staging.blocks, self._rows.sampling, plan.num_rows, plan.slots
+        blocks.stage(slots, plan.starts)
+        blocks.stage_sampling(
+            sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seeds, self._rows.num_prompt
+        )
+        return self.send(plan, rows=False), self.sampling_state(rows, slots)
 
-    def _stage_updates(self, plan: ExecutionPlan) -> dict[str, np.ndarray]:
-        """The block for this step, page-table changes filled in; those beyond a block's room are sent ahead."""
-        view = self.staging.next()
-        count = len(plan.table_slots)
-        if count > UPDATES:
-            self.send_updates(plan)
-        elif count:
-            cells = plan.table_slots * self.page_table.shape[1] + plan.table_index
-            self.staging.update(view, cells, plan.table_pages)
-        return view
-
-    def stage_sampling(self, view: dict[str, np.ndarray], slots: np.ndarray, token_index: np.ndarray) -> SamplingState:
-        """Puts the rows' sampling parameters into the block, and gives them as they will be on the device."""
-        sampling, rows = self._rows.sampling, len(slots)
-        view["temperature"][:rows] = sampling.temperature[slots]
-        view["top_k"][:rows] = sampling.top_k[slots]
-        view["top_p"][:rows] = sampling.top_p[slots]
-        view["min_p"][:rows] = sampling.min_p[slots]
-        view["seeds"][:rows] = sampling.seeds[slots]
-        view["token_index"][:rows] = token_index
-        fields = {name: field[:rows] for name, field in self.staging.device.fields.items()}
+    def sampling_state(self, rows: int, slots: np.ndarray) -> SamplingState:
+        """What `rows` rows of slots `slots` ask of sampling, as it lies on the device once their block is taken."""
+        sampling = self._rows.sampling
+        fields = {name: field[:rows] for name, field in self.staging.fields.items()}
         return SamplingState(
             temperature=fields["temperature"],
             top_k=fields["top_k"],
@@ -134,25 +143,27 @@ class DecodeSteps:
             filtered=sampling.is_filtered(slots),
         )
 
-    def forward(self, rows: int) -> torch.Tensor:
-        """Logits [rows, V] of the decode rows that the device's block names."""
-        block = self.staging.device
+    def _take_block(self, rows: int) -> torch.Tensor:
+        """Queues the taking of the next block, for as many rows; their slots [rows]."""
         tokens, positions, kv_slots, kv_lens = (self._inputs[i, :rows] for i in range(4))
-        table = self._row_table[:rows]
         self._prepare(
-            block.cells,
-            block.pages,
-            block.fields["slots"][:rows],
-            block.fields["starts"][:rows],
+            self.staging.exchange,
             self.last_token,
             self.page_table,
             tokens,
             positions,
             kv_slots,
             kv_lens,
-            table,
+            self._row_table[:rows],
             self.cache.page_size,
         )
+        return self.staging.fields["slots"][:rows]
+
+    def forward(self, rows: int) -> torch.Tensor:
+        """Logits [rows, V] of the decode rows of the next block."""
+        self._take_block(rows)
+        tokens, positions, kv_slots, kv_lens = (self._inputs[i, :rows] for i in range(4))
+        table = self._row_table[:rows]
         batch = ForwardBatch(
             tokens=tokens,
             positions=positions,
@@ -171,38 +182,31 @@ class DecodeSteps:
 
     def greedy(self, rows: int) -> torch.Tensor:
         """A whole greedy step; tokens [rows], already fed to the next step."""
-        return self.draw_greedy(self.forward(rows), self.staging.device.fields["slots"][:rows])
+        return self.draw_greedy(self.forward(rows), self.staging.fields["slots"][:rows])
 
     def draw_greedy(self, logits: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """Each row's likeliest token [rows], fed to the next step and put on its way to the host."""
-        rows = len(logits)
-        state, out = _first_rows(self._greedy_state, rows), self.tokens.device[:rows]
+        """Each row's likeliest token [rows], fed to the next step and put into the step's answer."""
+        state = _first_rows(self._greedy_state, len(logits))
         if self._sample.spec.name == "triton":  # this one feeds the token as it draws it
-            self._sample(logits, state, out=out, feed=self.last_token, feed_rows=slots)
-        else:
-            self._feed(self._sample(logits, state).tokens, slots, self.last_token, out)
-        return out
+            exchange = self.staging.exchange
+            return self._sample(logits, state, feed=self.last_token, feed_rows=slots, exchange=exchange).tokens
+        tokens = self._sample(logits, state).tokens
+        self.feed(tokens, slots)
+        return tokens
 
-    def send_updates(self, plan: ExecutionPlan) -> None:
-        """Page-table changes of a step that has no graph of its own to carry them."""
-        if len(plan.table_slots):
-            cells = plan.table_slots.astype(np.int64) * self.page_table.shape[1] + plan.table_index
-            block = torch.from_numpy(np.stack((cells, plan.table_pages.astype(np.int64)))).pin_memory()
-            there = block.to(self.device, non_blocking=True)
-            self.page_table.view(-1)[there[0]] = there[1].to(torch.int32)
-
-    def stage_padding(self) -> None:
-        """Every row of the device's block names the padding slot: what is captured touches nothing real."""
-        view = self.staging.next()
-        view["slots"][:] = self._padding
-        view["starts"][:] = 0
-        self.staging.send(greedy=False)
-        torch.cuda.synchronize()
+    def _send_ahead(self, plan: ExecutionPlan) -> None:
+        """Page-table changes that are too many for a block."""
+        cells = plan.table_slots.astype(np.int64) * self.page_table.shape[1] + plan.table_index
+        block = torch.from_numpy(np.stack((cells, plan.table_pages.astype(np.int64)))).pin_memory()
+        there = block.to(self.device, non_blocking=True)
+        self.page_table.view(-1)[there[0]] = there[1].to(torch.int32)
 
     def capture(self, report: Callable[[float], None]) -> None:
         total = 2 * len(self.buckets)
         self.greedy_graphs.capture(self.greedy, lambda done, _: report(done / total))
         self.forward_graphs.capture(self.forward, lambda done, _: report(0.5 + done / total))
+        graph, slots = record(partial(self._take_block, 0), self._stream, self.greedy_graphs.pool)
+        self._changes_graph = CapturedStep(graph, 0, slots)
 
 
 def _first_rows(state: SamplingState, rows: int) -> SamplingState:

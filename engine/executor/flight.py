@@ -15,20 +15,23 @@ from tsd.scheduler.types import ExecutionPlan
 class Flight:
     """A step on its way: where its tokens will be, and what of it only the host knows."""
 
-    __slots__ = ("events", "finish", "plan", "ring", "rows", "sampled", "scored")
+    __slots__ = ("finish", "plan", "rows", "sampled", "scored", "serial")
 
-    def __init__(self, plan: ExecutionPlan, ring: int, rows: np.ndarray) -> None:
+    def __init__(self, plan: ExecutionPlan, serial: int, rows: np.ndarray | None = None) -> None:
         self.plan = plan
-        self.ring = ring
+        self.serial = serial
+        """Of the block that the step takes, and of its answer."""
         self.rows = rows
-        """Rows of the plan that drew a token, in the order of the ring."""
+        """Rows of the plan that draw a token, in the order of the answer; None is all of them."""
         self.sampled: tuple[Sampled, np.ndarray] | None = None
         """With log-probabilities: what was drawn, and how many alternatives each row wants."""
         self.scored: dict[int, list[TokenLogprobs]] = {}
-        self.events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
-        """Begin and end on the device, where steps are timed."""
         self.finish: Callable[[], None] | None = None
         """Queues the sampling, where it has to wait for the tokens of the step before."""
+
+    @property
+    def num_drawn(self) -> int:
+        return self.plan.num_rows if self.rows is None else len(self.rows)
 
 
 def to_host(sampled: Sampled) -> Sampled:

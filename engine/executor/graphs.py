@@ -11,10 +11,12 @@ import ctypes
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import torch
+
+from tsd.engine.executor.wake import Landing
 
 
 def buckets_for(max_rows: int) -> list[int]:
@@ -29,6 +31,18 @@ class CapturedStep:
     rows: int
     output: torch.Tensor
     """Tokens [rows] of a greedy graph, logits [rows, V] of a forward-only one."""
+
+    @cached_property
+    def handle(self) -> int:
+        """The driver's name for it, a CUgraphExec; 0 where torch does not tell."""
+        return int(self.graph.raw_cuda_graph_exec()) if hasattr(self.graph, "raw_cuda_graph_exec") else 0
+
+    def replay(self, landing: Landing) -> None:
+        """Queues it on the landing's stream, which must be the current one."""
+        if self.handle:
+            landing.launch(self.handle)
+        else:
+            self.graph.replay()
 
 
 def record(
@@ -70,10 +84,11 @@ def _driver() -> ctypes.CDLL:
 class StepGraphs:
     """Graphs by bucket. `body(rows)` queues a step of that many rows and returns its output tensor."""
 
-    def __init__(self, buckets: list[int], stream: torch.cuda.Stream) -> None:
+    def __init__(self, buckets: list[int], stream: torch.cuda.Stream, landing: Landing) -> None:
         self.buckets = buckets
         self.captured: dict[int, CapturedStep] = {}
         self._stream = stream
+        self._landing = landing
         self.pool: Any = None
 
     def bucket(self, rows: int) -> int | None:
@@ -91,5 +106,5 @@ class StepGraphs:
 
     def replay(self, rows: int) -> torch.Tensor:
         step = self.captured[rows]
-        step.graph.replay()
+        step.replay(self._landing)
         return step.output

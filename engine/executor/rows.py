@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from tsd.engine.batch import ForwardBatch
+from tsd.engine.executor.blocks import write_cells
 from tsd.engine.executor.sampling import SlotSampling
 from tsd.engine.live import LiveRequest
 from tsd.scheduler.types import Admission, ExecutionPlan
@@ -54,7 +55,7 @@ class Rows:
         for admission in plan.admitted:
             self._admit(admission)
         if len(plan.table_slots):
-            self.page_table[plan.table_slots, plan.table_index] = plan.table_pages
+            write_cells(self.page_table, plan.table_slots, plan.table_index, plan.table_pages)
 
     def _admit(self, admission: Admission) -> None:
         slot = admission.slot

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
+from tsd.engine.executor.blocks import all_set
 from tsd.engine.protocol import SamplingParams, Submit, TokenLogprobs
 from tsd.kernels.sampling.types import Sampled, SamplingState, greedy_state
 
@@ -41,13 +42,11 @@ class SlotSampling:
         self.logprobs = np.full(max_num_seqs, -1, np.int32)
         self.edits: dict[int, Edits] = {}
         self.grammars: dict[int, GrammarRow] = {}
-        self._changes = 0
-        self._asked: tuple[int, bytes] = (0, b"")
-        self._greedy = False
+        self.likeliest = np.zeros(max_num_seqs, np.uint8)
+        """Set where a slot draws its likeliest token and asks for nothing else."""
 
     def admit(self, slot: int, submit: Submit, seed: int, history: np.ndarray, num_prompt: int) -> None:
         params = submit.sampling
-        self._changes += 1
         self.temperature[slot] = params.temperature
         self.top_k[slot] = 0 if params.top_k >= self.vocab_size else params.top_k
         self.top_p[slot] = params.top_p
@@ -63,14 +62,15 @@ class SlotSampling:
                 seen = np.zeros(self.vocab_size, bool)
                 seen[history[:num_prompt]] = True
             self.edits[slot] = Edits(params, submit.stop_token_ids, submit.min_tokens, counts, seen)
+        self.likeliest[slot] = params.temperature == 0.0 and params.logprobs < 0 and slot not in self.edits
 
     def constrain(self, slot: int, row: GrammarRow | None) -> None:
-        """The slot's place in its grammar, or None."""
-        self._changes += 1
+        """The slot's place in its grammar, or None. After `admit`."""
         if row is None:
             self.grammars.pop(slot, None)
         else:
             self.grammars[slot] = row
+            self.likeliest[slot] = False
 
     def is_constrained(self, slots: np.ndarray) -> bool:
         return bool(self.grammars) and any(slot in self.grammars for slot in slots.tolist())
@@ -104,11 +104,8 @@ class SlotSampling:
         return not self.edits or not any(slot in self.edits for slot in slots.tolist())
 
     def is_greedy(self, slots: np.ndarray) -> bool:
-        """Whether these rows draw their likeliest token and ask for nothing else. The last answer is remembered."""
-        asked = self._changes, slots.tobytes()
-        if asked != self._asked:
-            self._asked, self._greedy = asked, not self.temperature[slots].any() and self.is_plain(slots)
-        return self._greedy
+        """Whether these rows (int32) draw their likeliest token and ask for nothing else."""
+        return all_set(self.likeliest, slots)
 
     def is_filtered(self, slots: np.ndarray) -> bool:
         return bool(self.top_k[slots].any() or (self.top_p[slots] < 1).any() or self.min_p[slots].any())

@@ -1,4 +1,4 @@
-"""The few driver calls of a steady step, in C: copies, the hand-over to the side stream, and the wake-up of the loop.
+"""The few driver calls of a steady step, in C: its graph, the hand-over to the side stream, and the wake-up of the loop.
 
 The driver is found at run time, so that this compiles and imports where there is none. The callback that the driver
 runs writes an eventfd: no Python runs in its thread, and nothing here waits for the device.
@@ -20,13 +20,13 @@ cdef extern from "dlfcn.h" nogil:
 
 ctypedef void (*host_function)(void *) noexcept nogil
 ctypedef int (*launch_host_function)(void *stream, host_function function, void *data) noexcept nogil
-ctypedef int (*memcpy_async)(uint64_t target, uint64_t source, size_t count, void *stream) noexcept nogil
+ctypedef int (*graph_launch)(void *graph, void *stream) noexcept nogil
 ctypedef int (*event_create)(void **event, unsigned int flags) noexcept nogil
 ctypedef int (*event_record)(void *event, void *stream) noexcept nogil
 ctypedef int (*stream_wait)(void *stream, void *event, unsigned int flags) noexcept nogil
 
 cdef launch_host_function _launch = NULL
-cdef memcpy_async _copy = NULL
+cdef graph_launch _replay = NULL
 cdef event_create _create = NULL
 cdef event_record _record = NULL
 cdef stream_wait _wait = NULL
@@ -40,17 +40,17 @@ cdef void _wake(void *data) noexcept nogil:
 
 def available() -> bool:
     """Whether the CUDA driver's library is there, with all that is needed of it."""
-    global _launch, _copy, _create, _record, _wait
+    global _launch, _replay, _create, _record, _wait
     cdef void *library
     if _launch == NULL:
         library = dlopen(b"libcuda.so.1", RTLD_NOW | RTLD_GLOBAL)
         if library != NULL:
-            _copy = <memcpy_async>dlsym(library, b"cuMemcpyAsync")
+            _replay = <graph_launch>dlsym(library, b"cuGraphLaunch")
             _create = <event_create>dlsym(library, b"cuEventCreate")
             _record = <event_record>dlsym(library, b"cuEventRecord")
             _wait = <stream_wait>dlsym(library, b"cuStreamWaitEvent")
             _launch = <launch_host_function>dlsym(library, b"cuLaunchHostFunc")
-    return _launch != NULL and _copy != NULL and _create != NULL and _record != NULL and _wait != NULL
+    return _launch != NULL and _replay != NULL and _create != NULL and _record != NULL and _wait != NULL
 
 
 cdef int _check(int code, str call) except -1:
@@ -79,9 +79,9 @@ cdef class Landing:
         self._fd = <void *><intptr_t>fd
         _check(_create(&self._event, DISABLE_TIMING), "cuEventCreate")
 
-    def copy(self, uint64_t target, uint64_t source, size_t count) -> None:
-        """Queues a copy of `count` bytes between pinned host and device memory."""
-        _check(_copy(target, source, count, self._stream), "cuMemcpyAsync")
+    def launch(self, intptr_t graph) -> None:
+        """Queues an executable graph (CUgraphExec as an integer)."""
+        _check(_replay(<void *>graph, self._stream), "cuGraphLaunch")
 
     def signal(self) -> None:
         """Queues the wake-up."""

@@ -25,12 +25,13 @@ UNGRAPHED_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
 def touch(decode: DecodeSteps, mixed: MixedSteps, sample: Selection, *, max_rows: int, vocab_size: int) -> None:
-    """Calls each step at each size once; the decode steps' block must name the padding slot."""
+    """Calls each step at each size once, with no block for it to take: what runs touches nothing real."""
     # Sampling first: its kernels take the longest to compile.
     for count in sorted({1, 2, max_rows}):
         _touch_sampling(sample, count, vocab_size, decode.model.dtype, decode.device)
     # What is drawn in other ways than greedily is fed by a launch of its own.
-    decode.feed(decode.tokens.device[:1], decode.staging.device.fields["slots"][:1])
+    decode.feed(decode.last_token[:1], decode.staging.fields["slots"][:1])
+    decode.run_changes()
     mixed.touch(graphs=bool(decode.buckets))
     rows = {*decode.buckets, max_rows} if decode.buckets else {size for size in UNGRAPHED_ROWS if size <= max_rows}
     for count in sorted({*rows, max_rows}):

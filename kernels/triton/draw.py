@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import globaltimer
 
 from tsd.kernels.triton.pdl import start_next, wait_previous
 
@@ -311,8 +312,8 @@ def _by_elimination(hot, seed, index, V, top, everything, bound, k, p, ranked, B
 
 
 @triton.jit(
-    do_not_specialize=["groups", "blocks"],
-    do_not_specialize_on_alignment=[*_ROW, "tokens", "logprobs", "ranks", "feed", "feed_rows"],
+    do_not_specialize=["groups", "blocks", "answer_words"],
+    do_not_specialize_on_alignment=[*_ROW, "tokens", "logprobs", "ranks", "feed", "feed_rows", "answers", "clock"],
 )
 def pick_kernel(
     best_scores,
@@ -337,6 +338,9 @@ def pick_kernel(
     ranks,
     feed,
     feed_rows,
+    answers,
+    clock,
+    answer_words,
     blocks,
     V,
     BB: tl.constexpr,
@@ -347,11 +351,15 @@ def pick_kernel(
     FILTERED: tl.constexpr,
     LOGPROBS: tl.constexpr,
     FEED: tl.constexpr,
+    HEAD: tl.constexpr,
+    ENDED: tl.constexpr,
+    TIMED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One row: the drawn id, its logprob and rank if asked, and feed[feed_rows[row]] = id.
+    """One row: the drawn id, its logprob and rank if asked.
 
-    BB >= blocks, BG >= groups.
+    FEED: also feed[feed_rows[row]] = id, and the id in the step's answer to the host (see `step/exchange.py`), with the
+    time if TIMED. BB >= blocks, BG >= groups.
     """
     start_next(PDL)
     row = tl.program_id(0).to(tl.int64)
@@ -389,7 +397,11 @@ def pick_kernel(
                 token = _by_elimination(hot, seed, index, V, top, everything, bound, k, p, ranked, BV)
     tl.store(tokens + row, token)
     if FEED:
+        answer = answers + tl.load(clock + 1) * answer_words
+        tl.store(answer + HEAD + row, token)
         tl.store(feed + tl.load(feed_rows + row), tl.maximum(token, 0))
+        if TIMED:
+            tl.store(answer.to(tl.pointer_type(tl.int64)) + ENDED, globaltimer(), mask=row == 0)
     if LOGPROBS:
         tops = tl.load(raw_tops + row * blocks + b, mask=b < blocks, other=-float("inf"))
         masses = tl.load(raw_masses + row * blocks + b, mask=b < blocks, other=0.0)

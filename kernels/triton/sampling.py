@@ -6,8 +6,9 @@ import torch
 import triton
 
 from tsd.kernels.sampling.types import Sampled, SamplingState
+from tsd.kernels.step.exchange import ENDED, HEAD, Exchange
 from tsd.kernels.triton.draw import COUNTS, FREQUENCY, PRESENCE, REPETITION, SEEN, pick_kernel, score_kernel
-from tsd.kernels.triton.target import dependent
+from tsd.kernels.triton.target import dependent, has_timer
 from tsd.kernels.triton.workspace import workspace
 
 BLOCK = 4096
@@ -24,18 +25,18 @@ def sample(
     logits: torch.Tensor,
     state: SamplingState,
     *,
-    out: torch.Tensor | None = None,
     feed: torch.Tensor | None = None,
     feed_rows: torch.Tensor | None = None,
+    exchange: Exchange | None = None,
 ) -> Sampled:
     """As `sampling.reference.sample`; logits of any float type. A row without a finite winner gets the token -1.
 
-    `out` int32 [S] receives the tokens; with `feed` int32 and `feed_rows` [S] they are also written to feed[feed_rows].
+    With `feed` int32, `feed_rows` [S] and an exchange, the tokens are also fed as `step.feed` does it.
     """
     rows, vocab = logits.shape
     device = logits.device
     logits = logits.contiguous()
-    tokens = out if out is not None else torch.empty(rows, dtype=torch.int32, device=device)
+    tokens = torch.empty(rows, dtype=torch.int32, device=device)
     logprobs = torch.empty(rows, dtype=torch.float32, device=device) if state.logprobs >= 0 else None
     ranks = torch.empty(rows, dtype=torch.int32, device=device) if state.logprobs >= 0 else None
     filtered = state.filtered and not state.greedy
@@ -116,6 +117,9 @@ def sample(
         _or(ranks, tokens),
         _or(feed, tokens),
         _or(feed_rows, tokens),
+        tokens if exchange is None else exchange.answers,
+        tokens if exchange is None else exchange.clock,
+        0 if exchange is None else exchange.answers.shape[1],
         blocks,
         vocab,
         BB=triton.next_power_of_2(blocks),
@@ -125,7 +129,10 @@ def sample(
         GROUP=GROUP,
         FILTERED=filtered,
         LOGPROBS=logprobs is not None,
-        FEED=feed is not None and feed_rows is not None,
+        FEED=feed is not None and feed_rows is not None and exchange is not None,
+        HEAD=HEAD,
+        ENDED=ENDED,
+        TIMED=has_timer(device),
         PDL=pdl,
         num_warps=32 if filtered or logprobs is not None else 4,
         **launch,

@@ -21,3 +21,9 @@ def dependent(device: torch.device) -> tuple[bool, dict[str, bool]]:
 def dot_precision(dtype: torch.dtype) -> str:
     """How `tl.dot` multiplies: float32 stays float32, since tf32 would lose what the caller asked for."""
     return "ieee" if dtype == torch.float32 else "tf32"
+
+
+@cache
+def has_timer(device: torch.device) -> bool:
+    """Whether kernels there can tell the time (`%globaltimer`); Triton's interpreter cannot."""
+    return detect(str(device)).kind == "cuda"

@@ -97,8 +97,7 @@ def sampling(steps: Sketch, logits: torch.Tensor, count: int, draw: random.Rando
         chosen = steps.rows.sampling
         index = np.full(count, 2)
         if chosen.is_plain(slots):
-            state = steps.decode.stage_sampling(steps.decode.staging.next(), slots, index)
-            steps.sample(logits[:count], state)
+            steps.sample(logits[:count], steps.decode.sampling_state(count, slots))
         state = chosen.state(slots, index, META)
         drawn = steps.sample(logits[:count], state)
         if draw.random() < 0.3:

@@ -1,4 +1,4 @@
-"""Runs `triton_interpreted.py` in a process of its own: Triton reads TRITON_INTERPRET when it is imported."""
+"""Runs `*_interpreted.py` in processes of their own: Triton reads TRITON_INTERPRET when it is imported."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 
-def test_kernels_under_the_interpreter() -> None:
-    cases = Path(__file__).with_name("triton_interpreted.py")
+@pytest.mark.parametrize("name", ["triton_interpreted.py", "exchange_interpreted.py"])
+def test_kernels_under_the_interpreter(name: str) -> None:
+    cases = Path(__file__).with_name(name)
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(cases)],
