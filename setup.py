@@ -34,6 +34,8 @@ def extensions() -> list[Extension]:
     ]
     for name in (
         "engine/executor/blocks",
+        "engine/executor/greedy",
+        "engine/bytes_of",
         "cache/hashing",
         "cache/pool",
         "cache/fence",

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from tsd.engine.bytes_of import masked_ids, raw_tokens
 from tsd.engine.executor.base import StepResult
 from tsd.engine.grammars import GrammarIntake
 from tsd.engine.live import LiveRequest
@@ -176,18 +177,19 @@ class LiveRequests:
 
     def publish(self, outcome: StepOutcome, result: StepResult, finished: list[FinishedRequest]) -> None:
         """One message for each front that the step concerns."""
-        prompt_logprobs = self._collect_prompt_logprobs(result, outcome)
+        prompt_logprobs = self._collect_prompt_logprobs(result, outcome) if result.prompt_logprobs else {}
         if self._next_number == 1 and self._channels:
             # One front, ever. One that is left alone must still not be told of the requests of those that went.
             ((number, channel),) = self._channels.items()
             message = StepOutput(
-                outcome.step,
-                ids=(outcome.request_ids & ID_MASK).astype("<i8", copy=False).tobytes(),
-                tokens=outcome.tokens.astype("<i4", copy=False).tobytes(),
-                logprobs=self._logprobs(result, outcome.rows),
-                prompt_logprobs={key & ID_MASK: entries for key, entries in prompt_logprobs.items()},
+                outcome.step, ids=masked_ids(outcome.request_ids, ID_MASK), tokens=raw_tokens(outcome.tokens)
             )
-            self._finish(message, number, finished)
+            if result.logprobs:
+                message.logprobs = self._logprobs(result, outcome.rows)
+            if prompt_logprobs:
+                message.prompt_logprobs = {key & ID_MASK: entries for key, entries in prompt_logprobs.items()}
+            if finished or self._started:
+                self._finish(message, number, finished)
             channel.send(message)
             return
         owners = outcome.request_ids >> ID_BITS
@@ -195,8 +197,8 @@ class LiveRequests:
             mine = owners == number
             message = StepOutput(
                 outcome.step,
-                ids=(outcome.request_ids[mine] & ID_MASK).astype("<i8", copy=False).tobytes(),
-                tokens=outcome.tokens[mine].astype("<i4", copy=False).tobytes(),
+                ids=masked_ids(outcome.request_ids[mine], ID_MASK),
+                tokens=raw_tokens(outcome.tokens[mine]),
                 logprobs=self._logprobs(result, outcome.rows[mine]),
                 prompt_logprobs={k & ID_MASK: v for k, v in prompt_logprobs.items() if k >> ID_BITS == number},
             )
@@ -256,8 +258,6 @@ class LiveRequests:
         self, result: StepResult, outcome: StepOutcome
     ) -> dict[int, list[TokenLogprobs | None]]:
         """Chunks of a prompt gather until the request's first token goes out."""
-        if not result.prompt_logprobs:
-            return {}
         for key, entries in result.prompt_logprobs.items():
             live = self._live.get(key)
             if live is not None and live.prompt_logprobs is not None:

@@ -33,7 +33,14 @@ cdef object step_landed(Scheduler s, int64_t step, object tokens, object failed,
     build = <Build>s.ring[(s.ring_at - s.num_flights + s.max_flights + 1) % (s.max_flights + 1)]
     if build.step != step:
         raise SchedulerFault(f"step {step} landed, step {build.step} is the oldest in flight")
-    array = np.ascontiguousarray(tokens, dtype=np.int32)
+    if (
+        cnp.PyArray_Check(tokens)
+        and cnp.PyArray_TYPE(<cnp.ndarray>tokens) == cnp.NPY_INT32
+        and cnp.PyArray_IS_C_CONTIGUOUS(<cnp.ndarray>tokens)
+    ):
+        array = tokens
+    else:
+        array = np.ascontiguousarray(tokens, dtype=np.int32)
     if cnp.PyArray_SIZE(array) < build.num_rows:
         raise SchedulerFault(f"step {step} has {build.num_rows} rows and {cnp.PyArray_SIZE(array)} tokens")
     sampled = <int32_t*>cnp.PyArray_DATA(array)

@@ -41,6 +41,7 @@ MEASURES: dict[str, set[str]] = {
     "bench/latency.py": {"engine", "scheduler"},
     "bench/throughput.py": {"engine", "scheduler"},
     "bench/offline.py": {"engine"},
+    "bench/host_step.py": {"engine", "scheduler", "kernels"},
 }
 
 TORCHLESS = ("scheduler", "cache", "api", "console")

@@ -8,12 +8,15 @@ cimport numpy as cnp
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from tsd.kernels.step.exchange import BEGAN, DEPTH, ENDED, HEAD, ROW, UNWRITTEN, UPDATES
+from tsd.kernels.step.exchange import (
+    ANSWER, BEGAN, DEPTH, ENDED, HEAD, PARAMETERS, SAMPLED, UNWRITTEN, UPDATES, block_words,
+)
 
 cnp.import_array()
 
-cdef int _DEPTH = DEPTH, _HEAD = HEAD, _ROW = ROW, _UPDATES = UPDATES, _UNWRITTEN = UNWRITTEN
-cdef int _BEGAN = BEGAN, _ENDED = ENDED
+cdef int _DEPTH = DEPTH, _HEAD = HEAD, _PARAMETERS = PARAMETERS, _UPDATES = UPDATES, _UNWRITTEN = UNWRITTEN
+cdef int _ANSWER = ANSWER, _BEGAN = BEGAN, _ENDED = ENDED
+cdef uint32_t _SAMPLED = SAMPLED
 
 
 class OutOfStep(RuntimeError):
@@ -30,14 +33,18 @@ cdef void* _data(object array, int kind) except NULL:
     return cnp.PyArray_DATA(found)
 
 
-cdef int32_t* _ints(object array) except NULL:
+cdef int32_t* ints(object array) except NULL:
     return <int32_t*>_data(array, cnp.NPY_INT32)
+
+
+cdef uint8_t* flags_of(object array) except NULL:
+    return <uint8_t*>_data(array, cnp.NPY_UINT8)
 
 
 def all_set(flags, slots) -> bool:
     """Whether flags[slot] (uint8) is set for each of `slots` (int32)."""
-    cdef uint8_t* by_slot = <uint8_t*>_data(flags, cnp.NPY_UINT8)
-    cdef int32_t* slot = _ints(slots)
+    cdef uint8_t* by_slot = flags_of(flags)
+    cdef int32_t* slot = ints(slots)
     cdef cnp.npy_intp i
     for i in range(cnp.PyArray_SIZE(<cnp.ndarray>slots)):
         if not by_slot[slot[i]]:
@@ -47,37 +54,29 @@ def all_set(flags, slots) -> bool:
 
 def write_cells(table, slots, index, pages) -> None:
     """table[slots[i], index[i]] = pages[i], int32 all."""
-    cdef int32_t* cells = _ints(table)
+    cdef int32_t* cells = ints(table)
     cdef cnp.npy_intp i, width = (<cnp.ndarray>table).shape[1]
-    cdef int32_t* slot = _ints(slots)
-    cdef int32_t* at = _ints(index)
-    cdef int32_t* page = _ints(pages)
+    cdef int32_t* slot = ints(slots)
+    cdef int32_t* at = ints(index)
+    cdef int32_t* page = ints(pages)
     for i in range(cnp.PyArray_SIZE(<cnp.ndarray>slots)):
         cells[slot[i] * width + at[i]] = page[i]
 
 
 cdef class StepBlocks:
-    """`blocks` and `answers` are the exchange's host memory; `width` is the pages of a slot's row in the page table."""
+    """`blocks` and `answers` are the exchange's host memory; `width` is the pages of a slot's row in the page table.
 
-    cdef readonly uint32_t serial
-    """Of the newest block that was sent."""
-    cdef uint32_t _answered
-    cdef object _blocks, _answers
-    cdef list _views
-    cdef int _sizes[64]
-    cdef int32_t* _first_block
-    cdef int32_t* _first_answer
-    cdef int _block_words, _answer_words, _most, _width
-    cdef int _rows, _changes
+    `serial` is that of the newest block sent.
+    """
 
     def __init__(self, blocks, answers, int most, int width) -> None:
         cdef int i
         self._blocks, self._answers = blocks, answers
-        self._first_block, self._first_answer = _ints(blocks), _ints(answers)
+        self._first_block, self._first_answer = ints(blocks), ints(answers)
         self._block_words, self._answer_words = blocks.shape[1], answers.shape[1]
-        if blocks.shape[0] != _DEPTH or self._block_words != _HEAD + most * _ROW + 2 * _UPDATES or _DEPTH > 64:
+        if blocks.shape[0] != _DEPTH or self._block_words != block_words(most) or _DEPTH > 64:
             raise ValueError(f"blocks of shape {blocks.shape} are not for {most} rows")
-        if answers.shape[0] != _DEPTH + 1 or self._answer_words < _HEAD + most:
+        if answers.shape[0] != _DEPTH + 1 or self._answer_words < _ANSWER + most:
             raise ValueError(f"answers of shape {answers.shape} are not for {most} rows")
         self._most, self._width = most, width
         self._views = [None] * _DEPTH
@@ -96,20 +95,20 @@ cdef class StepBlocks:
             raise OutOfStep(f"block {self.serial + 1} is asked for, and block {self._answered} is the last answered")
         return 0
 
-    def stage(self, slots, starts) -> None:
+    cpdef int stage(self, slots, starts) except -1:
         """Puts rows into the next block: each one's slot and the position of its token (int32 [B] each)."""
-        cdef int32_t* slot = _ints(slots)
-        cdef int32_t* start = _ints(starts)
+        cdef int32_t* slot = ints(slots)
+        cdef int32_t* start = ints(starts)
         cdef cnp.npy_intp i, rows = cnp.PyArray_SIZE(<cnp.ndarray>slots)
         if rows > self._most or cnp.PyArray_SIZE(<cnp.ndarray>starts) != rows:
             raise ValueError(f"{rows} rows, of which {self._most} fit")
         self._free()
         cdef int32_t* record = self._block(self.serial + 1) + _HEAD
         for i in range(rows):
-            record[0] = slot[i]
-            record[1] = start[i]
-            record += _ROW
+            record[2 * i] = slot[i]
+            record[2 * i + 1] = start[i]
         self._rows = rows
+        return 0
 
     def stage_sampling(self, temperature, top_k, top_p, min_p, seeds, num_prompt) -> None:
         """Adds to the rows of `stage` what these arrays, by slot, ask of sampling."""
@@ -117,52 +116,56 @@ cdef class StepBlocks:
         cdef float* nucleus = <float*>_data(top_p, cnp.NPY_FLOAT32)
         cdef float* least = <float*>_data(min_p, cnp.NPY_FLOAT32)
         cdef int64_t* seed = <int64_t*>_data(seeds, cnp.NPY_INT64)
-        cdef int32_t* most = _ints(top_k)
-        cdef int32_t* prompt = _ints(num_prompt)
-        cdef int32_t* record = self._block(self.serial + 1) + _HEAD
+        cdef int32_t* most = ints(top_k)
+        cdef int32_t* prompt = ints(num_prompt)
+        cdef int32_t* row = self._block(self.serial + 1) + _HEAD
+        cdef int32_t* asked = row + 2 * self._most
         cdef int64_t index
         cdef int i, slot
         for i in range(self._rows):
-            slot = record[0]
-            index = <int64_t>record[1] + 1 - prompt[slot]
-            memcpy(record + 2, heat + slot, 4)
-            record[3] = most[slot]
-            memcpy(record + 4, nucleus + slot, 4)
-            memcpy(record + 5, least + slot, 4)
-            memcpy(record + 6, seed + slot, 8)
-            memcpy(record + 8, &index, 8)
-            record += _ROW
+            slot = row[2 * i]
+            index = <int64_t>row[2 * i + 1] + 1 - prompt[slot]
+            memcpy(asked, heat + slot, 4)
+            asked[1] = most[slot]
+            memcpy(asked + 2, nucleus + slot, 4)
+            memcpy(asked + 3, least + slot, 4)
+            memcpy(asked + 4, seed + slot, 8)
+            memcpy(asked + 6, &index, 8)
+            asked += _PARAMETERS
+        self._sampled = 1
 
-    def stage_pages(self, slots, index, pages) -> None:
+    cpdef int stage_pages(self, slots, index, pages) except -1:
         """Puts page-table changes into the next block, at most UPDATES (int32 [K] each)."""
-        cdef int32_t* slot = _ints(slots)
-        cdef int32_t* at = _ints(index)
-        cdef int32_t* page = _ints(pages)
+        cdef int32_t* slot = ints(slots)
+        cdef int32_t* at = ints(index)
+        cdef int32_t* page = ints(pages)
         cdef cnp.npy_intp i, count = cnp.PyArray_SIZE(<cnp.ndarray>slots)
         if count > _UPDATES:
             raise ValueError(f"{count} page-table changes, of which {_UPDATES} fit")
         self._free()
-        cdef int32_t* pair = self._block(self.serial + 1) + _HEAD + self._most * _ROW
+        cdef int32_t* pair = self._block(self.serial + 1) + _HEAD + (2 + _PARAMETERS) * self._most
         for i in range(count):
             pair[0] = slot[i] * self._width + at[i]
             pair[1] = page[i]
             pair += 2
         self._changes = count
+        return 0
 
-    def send(self) -> int:
+    cpdef uint32_t send(self) except? 0:
         """Gives the block, with what was staged since the last one, to the next step launched; its serial number."""
         cdef uint32_t serial = self.serial + 1
         cdef int32_t* answer = self._answer(serial)
-        cdef int i
+        cdef uint32_t sizes = <uint32_t>self._rows | <uint32_t>self._changes << 16
+        cdef int i, due = self._rows if self._rows else self._most
         self._free()
-        for i in range(self._most):
-            answer[_HEAD + i] = _UNWRITTEN
+        for i in range(due):
+            answer[_ANSWER + i] = _UNWRITTEN
         _forget(answer)
         # The head last, in one store: with it, the block is there.
-        (<volatile uint64_t*>self._block(serial))[0] = (
-            <uint64_t>serial | <uint64_t>self._rows << 32 | <uint64_t>self._changes << 48
-        )
-        self._rows = self._changes = 0
+        if self._sampled:
+            sizes |= _SAMPLED
+        (<volatile uint64_t*>self._block(serial))[0] = <uint64_t>sizes << 32 | serial
+        self._rows = self._changes = self._sampled = 0
         self.serial = serial
         return serial
 
@@ -180,7 +183,7 @@ cdef class StepBlocks:
                 f"after block {self._answered}"
             )
         for i in range(rows):
-            token = answer[_HEAD + i]
+            token = answer[_ANSWER + i]
             if token < 0:
                 if token != -1:
                     raise OutOfStep(f"block {serial} drew no token for row {i} of {rows}")
@@ -193,7 +196,7 @@ cdef class StepBlocks:
         comes to its place again."""
         cdef int place = serial & (_DEPTH - 1)
         if self._sizes[place] != rows:
-            self._views[place] = self._answers[place, _HEAD : _HEAD + rows]
+            self._views[place] = self._answers[place, _ANSWER : _ANSWER + rows]
             self._sizes[place] = rows
         return self._views[place]
 
@@ -210,5 +213,5 @@ cdef class StepBlocks:
 cdef void _forget(int32_t* answer) noexcept:
     """The times of the step before must not pass for this one's."""
     cdef int i
-    for i in range(_HEAD):
+    for i in range(2 * (_ENDED + 1)):
         answer[i] = 0

@@ -22,6 +22,7 @@ from tsd.engine.batch import KVCache
 from tsd.engine.executor.base import DeviceFault, MoveEvent, StepResult
 from tsd.engine.executor.decode import DecodeSteps
 from tsd.engine.executor.flight import Flight, to_host
+from tsd.engine.executor.greedy import GreedySteps
 from tsd.engine.executor.mixed import MixedSteps
 from tsd.engine.executor.planned import plans_for
 from tsd.engine.executor.rows import Rows
@@ -35,7 +36,6 @@ from tsd.engine.tiers import BlockStore, HostPages, Mover
 from tsd.kernels.compiling import CompilationCounter, CompilationWatch, compile_only
 from tsd.kernels.registry import Selection
 from tsd.kernels.sampling.types import Sampled
-from tsd.kernels.step.exchange import UPDATES
 from tsd.scheduler.types import ExecutionPlan
 
 log = logging.getLogger("tsd.engine")
@@ -88,6 +88,9 @@ class CudaExecutor:
             self._side = torch.cuda.Stream(device)
             self._landing = Landing(self.stream.cuda_stream, self._side.cuda_stream, self.landed_fd)
             self._staging = Staging(most, pages, device)
+            self._greedy = GreedySteps(
+                self._staging.blocks, self._landing, self.rows.sampling.likeliest, self.rows.page_table
+            )
             self.decode = DecodeSteps(
                 model,
                 cache,
@@ -114,14 +117,16 @@ class CudaExecutor:
     # -- the loop's side -------------------------------------------------------------------------------------------
 
     def launch(self, plan: ExecutionPlan) -> None:
+        """The step that runs most often takes four driver calls and no more; all others go the long way."""
         if not self._attached:
             # For this thread from now on: a replay goes to the current stream, and driver calls need a context.
             torch.cuda.set_device(self.device)
             torch.cuda.set_stream(self.stream)
             self._attached = True
-        self.rows.apply(plan)
-        if self._launch_greedy(plan):
+        if (serial := self._greedy.launch(plan)) >= 0:
+            self._flights.append(Flight(plan, serial))
             return
+        self.rows.apply(plan)
         with torch.cuda.stream(self.stream), torch.inference_mode():
             for page in plan.zero_pages.tolist():
                 for tensor in (*self.cache.k, *self.cache.v):
@@ -220,27 +225,13 @@ class CudaExecutor:
                 nearest = back - asked
                 self._clock_offset = (asked + back) / 2 - began * 1e-9
 
-    def _launch_greedy(self, plan: ExecutionPlan) -> bool:
-        """The step that runs most often, with no more than its four driver calls; False where it does not apply."""
-        rows = plan.num_rows
-        if not rows or plan.num_decode != rows or plan.moves or len(plan.zero_pages):
-            return False
-        bucket = self.decode.bucket(rows)
-        if bucket is None or len(plan.table_slots) > UPDATES or not self.rows.sampling.is_greedy(plan.slots):
-            return False
-        self.decode.padded_rows = bucket - rows
-        self._flights.append(Flight(plan, self.decode.send(plan, rows=True)))
-        self.decode.run_greedy(bucket)
-        self._landing.signal()
-        return True
-
     # -- decode: one graph a step ----------------------------------------------------------------------------------
 
     def _launch_decode(self, plan: ExecutionPlan) -> Flight:
         rows, slots = plan.num_rows, plan.slots
         sampling = self.rows.sampling
         bucket = self.decode.bucket(rows) or rows
-        self.decode.padded_rows = bucket - rows
+        self._greedy.padded_rows = bucket - rows
         if sampling.is_greedy(slots):
             flight = Flight(plan, self.decode.send(plan, rows=True))
             self.decode.run_greedy(bucket)
@@ -273,7 +264,7 @@ class CudaExecutor:
         logits = self.mixed.run(self.rows.lay_out(plan), plan.num_decode, waits)
         chosen = np.flatnonzero(plan.samples[: plan.num_rows])
         flight = Flight(plan, serial, chosen)
-        self.decode.padded_rows = 0
+        self._greedy.padded_rows = 0
         if len(chosen):
             slots = plan.slots[chosen]
             token_index = plan.starts[chosen] + plan.counts[chosen] - self.rows.num_prompt[slots]
@@ -359,6 +350,9 @@ class CudaExecutor:
     def _capture(self) -> None:
         torch.cuda.empty_cache()
         self.decode.capture(lambda done: self._report("graphs", "", done / 2))
+        self._greedy.serve(
+            {rows: step.handle for rows, step in self.decode.greedy_graphs.captured.items() if step.handle}
+        )
         pool = self.decode.greedy_graphs.pool
         self.mixed.capture(pool, self.stream, lambda done: self._report("graphs", "", 0.5 + done / 2))
         torch.cuda.synchronize()
@@ -368,7 +362,7 @@ class CudaExecutor:
 
     def statistics(self) -> dict[str, Any]:
         return {
-            "padding": self.decode.padded_rows,
+            "padding": self._greedy.padded_rows,
             "graphs": {
                 "buckets": self.decode.buckets,
                 "captured": self.decode.captured + self.mixed.captured,

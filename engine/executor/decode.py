@@ -21,7 +21,7 @@ from tsd.engine.executor.wake import Landing
 from tsd.engine.models import Decoder
 from tsd.kernels.registry import Selection, select
 from tsd.kernels.sampling.types import SamplingState, greedy_state
-from tsd.kernels.step.exchange import UPDATES
+from tsd.kernels.step.exchange import UPDATES, Feed
 from tsd.scheduler.types import ExecutionPlan
 
 
@@ -48,7 +48,6 @@ class DecodeSteps:
         self.page_table = page_table
         self.staging = staging
         self.device = last_token.device
-        self.padded_rows = 0
         self._sample = sample
         self._rows = rows
         self._stream = stream
@@ -188,8 +187,7 @@ class DecodeSteps:
         """Each row's likeliest token [rows], fed to the next step and put into the step's answer."""
         state = _first_rows(self._greedy_state, len(logits))
         if self._sample.spec.name == "triton":  # this one feeds the token as it draws it
-            exchange = self.staging.exchange
-            return self._sample(logits, state, feed=self.last_token, feed_rows=slots, exchange=exchange).tokens
+            return self._sample(logits, state, feed=Feed(self.last_token, slots, self.staging.exchange)).tokens
         tokens = self._sample(logits, state).tokens
         self.feed(tokens, slots)
         return tokens

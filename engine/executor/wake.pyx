@@ -66,11 +66,6 @@ cdef class Landing:
     are cudaStream_t as integers. Raises RuntimeError where the driver is not there or a call fails.
     """
 
-    cdef void *_stream
-    cdef void *_side
-    cdef void *_event
-    cdef void *_fd
-
     def __init__(self, intptr_t stream, intptr_t side, int fd) -> None:
         if not available():
             raise RuntimeError("the CUDA driver's library libcuda.so.1 is not there")
@@ -79,12 +74,12 @@ cdef class Landing:
         self._fd = <void *><intptr_t>fd
         _check(_create(&self._event, DISABLE_TIMING), "cuEventCreate")
 
-    def launch(self, intptr_t graph) -> None:
+    cpdef int launch(self, long long graph) except -1:
         """Queues an executable graph (CUgraphExec as an integer)."""
-        _check(_replay(<void *>graph, self._stream), "cuGraphLaunch")
+        return _check(_replay(<void *><intptr_t>graph, self._stream), "cuGraphLaunch")
 
-    def signal(self) -> None:
+    cpdef int signal(self) except -1:
         """Queues the wake-up."""
         _check(_record(self._event, self._stream), "cuEventRecord")
         _check(_wait(self._side, self._event, 0), "cuStreamWaitEvent")
-        _check(_launch(self._side, _wake, self._fd), "cuLaunchHostFunc")
+        return _check(_launch(self._side, _wake, self._fd), "cuLaunchHostFunc")

@@ -19,9 +19,10 @@ may hold of host memory. What a kernel wrote is visible to the host once the str
 host was told so (here by a host function behind an event). Neither side writes what the other may still read: a block
 is written again when the step DEPTH before it has been answered.
 
-Layout, in 32-bit words. Block: head (serial, rows | updates << 16), rows from word HEAD, ROW words each: slot, start,
-temperature, top_k, top_p, min_p, seed (2), token index (2); then page-table changes, (cell, page) each. Answer: serial,
-0, began (2), ended (2) in nanoseconds of the device's clock, tokens from word HEAD.
+Layout, in 32-bit words. Block: head (serial, rows | changes << 16 | SAMPLED if the rows' parameters are there); rows,
+(slot, start) each; parameters, PARAMETERS words a row: temperature, top_k, top_p, min_p, seed (2), token index (2);
+page-table changes, (cell, page) each. A small step needs no more than the first cache line. Answer: serial, 0, began
+(2), ended (2) in nanoseconds of the device's clock, tokens from word ANSWER.
 """
 
 from __future__ import annotations
@@ -32,8 +33,11 @@ import torch
 
 DEPTH = 4
 """A power of two: two steps on their way, one being written, one to spare."""
-HEAD = 16
-ROW = 16
+HEAD = 2
+PARAMETERS = 8
+SAMPLED = 1 << 31
+"""In the head's second word."""
+ANSWER = 16
 UPDATES = 1024
 """Page-table changes that one block can carry."""
 UNWRITTEN = -2
@@ -51,9 +55,9 @@ class Exchange(NamedTuple):
     """Int32 tensors; M is the most rows of a step (even)."""
 
     blocks: torch.Tensor
-    """[DEPTH, HEAD + M * ROW + 2 * UPDATES], pinned."""
+    """[DEPTH, block_words(M)], pinned."""
     answers: torch.Tensor
-    """[DEPTH + 1, HEAD + M], pinned."""
+    """[DEPTH + 1, ANSWER + M, and to a multiple of 16], pinned."""
     clock: torch.Tensor
     """[16] on the device: serial of the last block taken, its answer, programs of `prepare` that are done."""
     fields: torch.Tensor
@@ -76,14 +80,27 @@ class Exchange(NamedTuple):
         return found
 
 
+class Feed(NamedTuple):
+    """Where drawn tokens go, beside the caller: row i's to last_token[slots[i]] and to the step's answer."""
+
+    last_token: torch.Tensor
+    slots: torch.Tensor
+    exchange: Exchange
+
+
+def block_words(most: int) -> int:
+    """Of a block for as many rows; a multiple of 16."""
+    return -(-(HEAD + (2 + PARAMETERS) * most + 2 * UPDATES) // 16) * 16
+
+
 def make_exchange(most: int, device: torch.device) -> Exchange:
     """All zero: no block has been sent or taken. `most` must be even and at most 65,534."""
     if most % 2 or not 0 < most < 65_536:
         raise ValueError(f"{most} rows: an even number up to 65,534 is needed")
     pin = device.type == "cuda"
-    answer = -(-(HEAD + most) // 16) * 16
+    answer = -(-(ANSWER + most) // 16) * 16
     return Exchange(
-        torch.zeros((DEPTH, HEAD + most * ROW + 2 * UPDATES), dtype=torch.int32, pin_memory=pin),
+        torch.zeros((DEPTH, block_words(most)), dtype=torch.int32, pin_memory=pin),
         torch.zeros((DEPTH + 1, answer), dtype=torch.int32, pin_memory=pin),
         torch.zeros(16, dtype=torch.int32, device=device),
         torch.zeros(FIELD_WORDS * most, dtype=torch.int32, device=device),

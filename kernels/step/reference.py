@@ -8,7 +8,17 @@ from __future__ import annotations
 
 import torch
 
-from tsd.kernels.step.exchange import CLOCK_ANSWER, CLOCK_SERIAL, DEPTH, FIELDS, HEAD, ROW, Exchange
+from tsd.kernels.step.exchange import (
+    ANSWER,
+    CLOCK_ANSWER,
+    CLOCK_SERIAL,
+    DEPTH,
+    FIELDS,
+    HEAD,
+    PARAMETERS,
+    UPDATES,
+    Exchange,
+)
 
 
 def prepare(
@@ -36,25 +46,27 @@ def prepare(
     block = blocks.to(device, non_blocking=True).index_select(0, turn).squeeze(0)
     there = block[:1] == due
     sizes = torch.where(there, block[1:2], 0)
-    rows, changes = sizes & 0xFFFF, (sizes >> 16) & 0xFFFF
+    rows, changes = sizes & 0xFFFF, (sizes >> 16) & 0x7FFF
 
-    pairs = block[HEAD + most * ROW :].view(-1, 2)
+    behind = HEAD + (2 + PARAMETERS) * most
+    pairs = block[behind : behind + 2 * UPDATES].view(-1, 2)
     changed = torch.arange(len(pairs), device=device) < changes
     # What is no change is written to the padding slot's first cell, as a zero.
     cells = torch.where(changed, pairs[:, 0], padding * page_table.shape[1])
     page_table.view(-1)[cells.long()] = torch.where(changed, pairs[:, 1], 0)
 
-    records = block[HEAD : HEAD + most * ROW].view(most, ROW)[:count]
+    records = block[HEAD : HEAD + 2 * most].view(most, 2)[:count]
+    asked = block[HEAD + 2 * most : behind].view(most, PARAMETERS)[:count]
     live = torch.arange(count, device=device) < rows
     slots = torch.where(live, records[:, 0], padding)
     starts = torch.where(live, records[:, 1], 0)
     narrow = fields[: len(FIELDS) * most].view(len(FIELDS), most)
-    narrow[:, :count] = records[:, : len(FIELDS)].T
     narrow[0, :count], narrow[1, :count] = slots, starts
+    narrow[2:, :count] = asked[:, : len(FIELDS) - 2].T
     wide = fields[len(FIELDS) * most :].view(-1, most, 2)
     for place in range(len(wide)):
-        first = len(FIELDS) + 2 * place
-        wide[place, :count] = records[:, first : first + 2]
+        first = len(FIELDS) - 2 + 2 * place
+        wide[place, :count] = asked[:, first : first + 2]
 
     index = slots.long()
     row_table.copy_(page_table[index])
@@ -75,7 +87,7 @@ def feed(tokens: torch.Tensor, slots: torch.Tensor, last_token: torch.Tensor, ex
     A row that drew nothing names the padding slot.
     """
     last_token[slots.long()] = tokens.clamp_min(0)
-    _answer(exchange, HEAD, tokens)
+    _answer(exchange, ANSWER, tokens)
 
 
 def _answer(exchange: Exchange, place: int, words: torch.Tensor) -> None:

@@ -7,13 +7,14 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import globaltimer
 
-from tsd.kernels.step.exchange import BEGAN, DEPTH, ENDED, FIELDS, HEAD, ROW, Exchange
+from tsd.kernels.step.exchange import ANSWER, BEGAN, DEPTH, ENDED, FIELDS, HEAD, PARAMETERS, Exchange
 from tsd.kernels.triton.target import has_timer
 
 _PAGES = 128
 _CHANGES = 32
 _ROWS = 256
-_NARROW = len(FIELDS)
+_NARROW = len(FIELDS) - 2
+"""32-bit parameters of a row."""
 
 
 _INPUTS = ("tokens", "positions", "kv_slots", "kv_lens", "row_table")
@@ -40,7 +41,7 @@ def _prepare(
     answer_words,
     DEPTH: tl.constexpr,
     HEAD: tl.constexpr,
-    ROW: tl.constexpr,
+    PARAMETERS: tl.constexpr,
     NARROW: tl.constexpr,
     CHANGES: tl.constexpr,
     PAGES: tl.constexpr,
@@ -49,7 +50,8 @@ def _prepare(
 ):
     """Grid rows + 1, one warp each: the last makes every change of the table, the others first those that they read.
 
-    A program's own record comes with the head in one trip to the host; a second one is made where pages changed.
+    A program's own row comes with the head in one trip to the host; a second one is made where pages changed, or where
+    the rows are sampled.
     """
     row = tl.program_id(0)
     last = tl.num_programs(0) - 1
@@ -59,24 +61,23 @@ def _prepare(
     due = tl.load(clock) + 1
     turn = due & (DEPTH - 1)
     block = blocks + turn * block_words
-    word = tl.arange(0, ROW)
     head = tl.load(block.to(tl.pointer_type(tl.int64)), cache_modifier=".cv")
     # The last program reads what it does not use: the words behind the rows, which are there.
-    record = tl.load(block + HEAD + row * ROW + word, cache_modifier=".cv")
+    pair = tl.load((block + HEAD).to(tl.pointer_type(tl.int64)) + row, cache_modifier=".cv")
     there = head.to(tl.int32) == due
     rows = tl.where(there, (head >> 32).to(tl.int32) & 0xFFFF, 0)
-    changes = tl.where(there, (head >> 48).to(tl.int32) & 0xFFFF, 0)
+    changes = tl.where(there, (head >> 48).to(tl.int32) & 0x7FFF, 0)
     live = (row < rows) & (row < last)
-    slot = tl.where(live, tl.sum(tl.where(word == 0, record, 0), 0), padding_slot)
-    start = tl.where(live, tl.sum(tl.where(word == 1, record, 0), 0), 0)
+    slot = tl.where(live, pair.to(tl.int32), padding_slot)
+    start = tl.where(live, (pair >> 32).to(tl.int32), 0)
     lowest = tl.where(row == last, 0, slot * width)
     above = tl.where(row == last, 2147483647, slot * width + width)
-    pairs = (block + HEAD + most * ROW).to(tl.pointer_type(tl.int64))
+    behind = (block + HEAD + (2 + PARAMETERS) * most).to(tl.pointer_type(tl.int64))
     for begin in range(0, changes, CHANGES):
         at = begin + tl.arange(0, CHANGES)
-        pair = tl.load(pairs + at, mask=at < changes, other=-1, cache_modifier=".cv")
-        cell = pair.to(tl.int32)
-        tl.store(table + cell, (pair >> 32).to(tl.int32), mask=(at < changes) & (cell >= lowest) & (cell < above))
+        change = tl.load(behind + at, mask=at < changes, other=-1, cache_modifier=".cv")
+        cell = change.to(tl.int32)
+        tl.store(table + cell, (change >> 32).to(tl.int32), mask=(at < changes) & (cell >= lowest) & (cell < above))
     tl.debug_barrier()
     if row < last:
         source = table + slot.to(tl.int64) * width
@@ -86,12 +87,16 @@ def _prepare(
         tl.store(positions + row, start)
         tl.store(kv_lens + row, start + 1)
         tl.store(kv_slots + row, tl.where(slot == padding_slot, -1, place))
-        # Field by field, as the kernels that draw want them; the 64-bit ones have their two words side by side.
-        record = tl.where(word == 0, slot, tl.where(word == 1, start, record))
-        wide = word - NARROW
-        narrow_place = word * most + row
-        wide_place = NARROW * most + (wide // 2) * 2 * most + 2 * row + wide % 2
-        tl.store(fields + tl.where(wide < 0, narrow_place, wide_place), record, mask=word < NARROW + 4)
+        tl.store(fields + row, slot)
+        tl.store(fields + most + row, start)
+        if live & (head < 0):
+            # Field by field, as the kernels that draw want them; the 64-bit ones have their two words side by side.
+            word = tl.arange(0, PARAMETERS)
+            asked = tl.load(block + HEAD + 2 * most + row * PARAMETERS + word, cache_modifier=".cv")
+            wide = word - NARROW
+            narrow_place = (2 + word) * most + row
+            wide_place = (2 + NARROW) * most + (wide // 2) * 2 * most + 2 * row + wide % 2
+            tl.store(fields + tl.where(wide < 0, narrow_place, wide_place), asked)
         # Only the pages that the row has are copied: what lies behind them is never read.
         used = start // page_size + 1
         for begin in range(0, used, PAGES):
@@ -119,7 +124,7 @@ def _feed(
     clock,
     answer_words,
     count,
-    HEAD: tl.constexpr,
+    ANSWER: tl.constexpr,
     ENDED: tl.constexpr,
     BLOCK: tl.constexpr,
     TIMED: tl.constexpr,
@@ -129,7 +134,7 @@ def _feed(
     answer = answers + tl.load(clock + 1) * answer_words
     token = tl.load(tokens + at, mask, 0)
     tl.store(last_token + tl.load(slots + at, mask, 0), tl.maximum(token, 0), mask)
-    tl.store(answer + HEAD + at, token, mask)
+    tl.store(answer + ANSWER + at, token, mask)
     if TIMED:
         tl.store(answer.to(tl.pointer_type(tl.int64)) + ENDED, globaltimer(), mask=tl.program_id(0) == 0)
 
@@ -166,7 +171,7 @@ def prepare(
         exchange.answers.shape[1],
         DEPTH=DEPTH,
         HEAD=HEAD,
-        ROW=ROW,
+        PARAMETERS=PARAMETERS,
         NARROW=_NARROW,
         CHANGES=_CHANGES,
         PAGES=_PAGES,
@@ -187,7 +192,7 @@ def feed(tokens: torch.Tensor, slots: torch.Tensor, last_token: torch.Tensor, ex
         exchange.clock,
         exchange.answers.shape[1],
         count,
-        HEAD=HEAD,
+        ANSWER=ANSWER,
         ENDED=ENDED,
         BLOCK=_ROWS,
         TIMED=has_timer(last_token.device),

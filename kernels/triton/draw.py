@@ -351,7 +351,7 @@ def pick_kernel(
     FILTERED: tl.constexpr,
     LOGPROBS: tl.constexpr,
     FEED: tl.constexpr,
-    HEAD: tl.constexpr,
+    ANSWER: tl.constexpr,
     ENDED: tl.constexpr,
     TIMED: tl.constexpr,
     PDL: tl.constexpr,
@@ -398,7 +398,7 @@ def pick_kernel(
     tl.store(tokens + row, token)
     if FEED:
         answer = answers + tl.load(clock + 1) * answer_words
-        tl.store(answer + HEAD + row, token)
+        tl.store(answer + ANSWER + row, token)
         tl.store(feed + tl.load(feed_rows + row), tl.maximum(token, 0))
         if TIMED:
             tl.store(answer.to(tl.pointer_type(tl.int64)) + ENDED, globaltimer(), mask=row == 0)

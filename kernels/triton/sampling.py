@@ -6,7 +6,7 @@ import torch
 import triton
 
 from tsd.kernels.sampling.types import Sampled, SamplingState
-from tsd.kernels.step.exchange import ENDED, HEAD, Exchange
+from tsd.kernels.step.exchange import ANSWER, ENDED, Feed
 from tsd.kernels.triton.draw import COUNTS, FREQUENCY, PRESENCE, REPETITION, SEEN, pick_kernel, score_kernel
 from tsd.kernels.triton.target import dependent, has_timer
 from tsd.kernels.triton.workspace import workspace
@@ -25,13 +25,11 @@ def sample(
     logits: torch.Tensor,
     state: SamplingState,
     *,
-    feed: torch.Tensor | None = None,
-    feed_rows: torch.Tensor | None = None,
-    exchange: Exchange | None = None,
+    feed: Feed | None = None,
 ) -> Sampled:
     """As `sampling.reference.sample`; logits of any float type. A row without a finite winner gets the token -1.
 
-    With `feed` int32, `feed_rows` [S] and an exchange, the tokens are also fed as `step.feed` does it.
+    With `feed` the tokens are also told to the next step and to the host, as `step.feed` does it.
     """
     rows, vocab = logits.shape
     device = logits.device
@@ -115,11 +113,11 @@ def sample(
         tokens,
         _or(logprobs, scratch),
         _or(ranks, tokens),
-        _or(feed, tokens),
-        _or(feed_rows, tokens),
-        tokens if exchange is None else exchange.answers,
-        tokens if exchange is None else exchange.clock,
-        0 if exchange is None else exchange.answers.shape[1],
+        tokens if feed is None else feed.last_token,
+        tokens if feed is None else feed.slots,
+        tokens if feed is None else feed.exchange.answers,
+        tokens if feed is None else feed.exchange.clock,
+        0 if feed is None else feed.exchange.answers.shape[1],
         blocks,
         vocab,
         BB=triton.next_power_of_2(blocks),
@@ -129,8 +127,8 @@ def sample(
         GROUP=GROUP,
         FILTERED=filtered,
         LOGPROBS=logprobs is not None,
-        FEED=feed is not None and feed_rows is not None and exchange is not None,
-        HEAD=HEAD,
+        FEED=feed is not None,
+        ANSWER=ANSWER,
         ENDED=ENDED,
         TIMED=has_timer(device),
         PDL=pdl,

@@ -15,6 +15,7 @@ from tsd.kernels.gemm import reference as gemm_reference
 from tsd.kernels.norm import reference as norm_reference
 from tsd.kernels.sampling import reference as sampling_reference
 from tsd.kernels.sampling.types import SamplingState, greedy_state
+from tsd.kernels.step.exchange import ANSWER, Feed, make_exchange
 from tsd.kernels.triton import attention, decode, embedding, linear, norm, rope, sampling
 from tsd.kernels.triton.merge_norm import merge_kernel
 from tsd.kernels.triton.workspace import workspace
@@ -341,10 +342,12 @@ def test_sample(vocab: int, scale: float) -> None:
         state = sampling_state(rows, vocab, **fields)
         feed = torch.zeros(rows + 2, dtype=torch.int32)
         feed_rows = torch.arange(rows, dtype=torch.int32) + 2
-        got = sampling.sample(logits, state, feed=feed, feed_rows=feed_rows)
+        exchange = make_exchange(rows, logits.device)
+        got = sampling.sample(logits, state, feed=Feed(feed, feed_rows, exchange))
         wanted = sampling_reference.sample(logits, state)
         assert got.tokens.tolist() == wanted.tokens.tolist(), fields.keys()
         assert torch.equal(feed[2:], got.tokens)
+        assert torch.equal(exchange.answers[0, ANSWER : ANSWER + rows], got.tokens)
         for mine, theirs in zip(got[1:], wanted[1:], strict=True):
             assert (mine is None) == (theirs is None)
             if mine is not None:

@@ -16,7 +16,7 @@ from tsd.engine.executor.blocks import OutOfStep, StepBlocks
 from tsd.kernels.sampling.types import greedy_state
 from tsd.kernels.step import reference
 from tsd.kernels.step import triton as kernels
-from tsd.kernels.step.exchange import CLOCK_TICKET, DEPTH, UNWRITTEN, UPDATES, make_exchange
+from tsd.kernels.step.exchange import CLOCK_TICKET, DEPTH, UNWRITTEN, UPDATES, Feed, make_exchange
 from tsd.kernels.triton import sampling
 
 SLOTS, PAGES, PAGE = 7, 40, 4
@@ -252,7 +252,7 @@ def test_the_greedy_draw_answers() -> None:
     slots = side.exchange.views()["slots"][:4]
     padded = torch.cat((logits, torch.zeros(1, 5000))).to(DEVICE)
     state = greedy_state(4, DEVICE)
-    sampled = sampling.sample(padded, state, feed=side.last_token, feed_rows=slots, exchange=side.exchange)
+    sampled = sampling.sample(padded, state, feed=Feed(side.last_token, slots, side.exchange))
     settle()
     best = logits.argmax(dim=1).tolist()
     assert side.blocks.read(serial, 3) == 1
