@@ -185,8 +185,8 @@ OPTIONS: tuple[Option, ...] = (
         tokens,
         None,
         "steps that may decode while prompts wait, so that these are computed together: fewer and shorter waits for "
-        "rows that decode, a later first token under load; 0 starts each prompt at once (default: 40 on a GPU, 0 on "
-        "the CPU)",
+        "rows that decode, a later first token under load; 0 starts each prompt at once (default: 40 on a GPU for "
+        "models whose --mixed-chunk-size is bounded by their size, else 0)",
         SCHEDULING,
     ),
     Option("mixed-batch", bool, True, "prefill and decode in one step", SCHEDULING),

@@ -106,7 +106,7 @@ def plan_memory(
         reasons["mixed"] = "--mixed-chunk-size"
     elif on_gpu and layer_parameters and (bound := -(-MIXED_WORK // layer_parameters // 64) * 64) < chunk:
         mixed, reasons["mixed"] = max(LEAST_MIXED, bound), "how long decoding rows may wait, by the model's size"
-    hold, balance, reasons["hold"] = _prefill_pace(config, layer_parameters, num_layers, mixed)
+    hold, balance, reasons["hold"] = _prefill_pace(config, layer_parameters, num_layers, mixed, chunk)
     if chunk < max_num_seqs:
         raise ConfigurationError(
             f"--chunked-prefill-size {chunk} is less than --max-num-seqs {max_num_seqs}: each running request "
@@ -164,10 +164,13 @@ def plan_memory(
     )
 
 
-def _prefill_pace(config: EngineConfig, layer_parameters: int, num_layers: int, mixed: int) -> tuple[int, int, str]:
+def _prefill_pace(
+    config: EngineConfig, layer_parameters: int, num_layers: int, mixed: int, chunk: int
+) -> tuple[int, int, str]:
     """For how many decode steps prompts may be held, the tokens at which a step is in balance, and why.
 
-    On the CPU a step's time is nearly all arithmetic: prompts held there gain nothing.
+    On the CPU a step's time is nearly all arithmetic: prompts held there gain nothing. Nor do they with a model so
+    small that rows which decode may wait for a whole chunk: its short steps cost nearly what long ones do.
     """
     on_gpu = config.device != "cpu" and layer_parameters > 0
     balance = 0
@@ -176,7 +179,12 @@ def _prefill_pace(config: EngineConfig, layer_parameters: int, num_layers: int, 
     hold = config.prefill_hold
     why = "--prefill-hold"
     if hold is None:
-        hold, why = (PREFILL_HOLD, "default on a GPU") if on_gpu else (0, "default on the CPU")
+        if not on_gpu:
+            hold, why = 0, "default on the CPU"
+        elif mixed == chunk:
+            hold, why = 0, "default where a whole chunk is a short wait"
+        else:
+            hold, why = PREFILL_HOLD, "default for a model of this size"
     if not config.mixed_batch:
         return 0, 0, "--no-mixed-batch"
     if hold and balance:

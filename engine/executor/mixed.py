@@ -67,7 +67,8 @@ class MixedSteps:
         self.max_rows = max_rows
         self.device = device
         self._max_tokens = max_tokens
-        size = 3 * max_tokens + 4 * max_rows + 1
+        # A step may want every token's logits: prompts whose log-probabilities are asked for.
+        size = 3 * max_tokens + 4 * max(max_rows, max_tokens) + 1
         self._block = torch.zeros(size, dtype=torch.int32, device=device)
         self._host = [pinned(size, device) for _ in range(_RING)]
         self._views = [block.numpy() for block in self._host]

@@ -59,6 +59,7 @@ def case_of(name: str, page_size: int, bucket: tuple[int, int] | None = None, wi
     positions = np.concatenate([np.arange(n - c, n) for c, n in zip(counts, lens, strict=True)])
     batch = SimpleNamespace(
         positions=torch.from_numpy(np.pad(positions, (0, most_tokens - tokens))).int().cuda(),
+        kv_slots=torch.full((most_tokens,), -1, dtype=torch.int32, device="cuda"),
         query_start=torch.from_numpy(padded).cuda(),
         kv_lens=torch.tensor(lens + [0] * (most_rows - rows), dtype=torch.int32).cuda(),
         page_table=table.cuda(),

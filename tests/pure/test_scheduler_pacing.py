@@ -231,9 +231,17 @@ def planned(layer_parameters: int, num_layers: int, **settings: object) -> Memor
     ("parameters", "layers", "tokens"), [(440_000_000, 28, 896), (6_946_000_000, 36, 384), (31_000_000_000, 64, 384)]
 )
 def test_an_engine_finds_the_balance_of_its_model(parameters: int, layers: int, tokens: int) -> None:
-    plan = planned(parameters, layers)
+    plan = planned(parameters, layers, prefill_hold=40)
     assert plan.prefill_hold == 40 and 2 * plan.prefill_balance == tokens
-    assert ("prefill-hold", "40 steps", f"default on a GPU; then in steps of {tokens} tokens") in plan.rows()
+    assert ("prefill-hold", "40 steps", f"--prefill-hold; then in steps of {tokens} tokens") in plan.rows()
+
+
+def test_only_models_whose_chunks_are_long_waits_hold_prompts_by_default() -> None:
+    large, small = planned(6_946_000_000, 36), planned(440_000_000, 28)
+    assert large.mixed_chunk_size < large.chunked_prefill_size and large.prefill_hold == 40
+    assert "default for a model of this size" in large.rows()[-1][2]
+    assert small.mixed_chunk_size == small.chunked_prefill_size and small.prefill_hold == 0
+    assert small.rows()[-1][2] == "default where a whole chunk is a short wait"
 
 
 def test_the_hold_is_as_told_and_none_on_the_cpu_or_without_mixed_steps() -> None:
