@@ -29,7 +29,7 @@ class ForwardBatch:
     page_table: torch.Tensor
     """[B, P] physical page of each logical page; entries past kv_lens are unspecified but in range."""
     sample_index: torch.Tensor
-    """[S] index in T of the tokens whose logits are wanted, ascending and distinct: S = T means all of them."""
+    """[S] index in T of the tokens whose logits are wanted, in any order: but S = T means all of them, ascending."""
     num_decode: int
     num_rows: int
     max_query_len: int

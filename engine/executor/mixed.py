@@ -33,6 +33,9 @@ _TOKEN_STEPS = (1, 2, 16, 32, 64, 128, 192, 256, 320, 384, 512)
 _MANY = 80
 """Numbers of rows and tokens that stand for all others, as far as kernels tell them apart, where there is no graph."""
 
+_MOST_TILED = 640
+"""Logits of a step beyond which its products are the library's."""
+
 _EMPTY = np.zeros(0, np.int32)
 _NOTHING = HostBatch(_EMPTY, _EMPTY, _EMPTY, _EMPTY, np.zeros(1, np.int32), _EMPTY, _EMPTY, 0, 0)
 
@@ -67,8 +70,8 @@ class MixedSteps:
         self.max_rows = max_rows
         self.device = device
         self._max_tokens = max_tokens
-        # A step may want every token's logits: prompts whose log-probabilities are asked for.
-        size = 3 * max_tokens + 4 * max(max_rows, max_tokens) + 1
+        # A step may want every token's logits, once more for those that are sampled.
+        size = 3 * max_tokens + 4 * (max_tokens + max_rows + 1) + 1
         self._block = torch.zeros(size, dtype=torch.int32, device=device)
         self._host = [pinned(size, device) for _ in range(_RING)]
         self._views = [block.numpy() for block in self._host]
@@ -85,18 +88,25 @@ class MixedSteps:
         """Queues the step; logits [S, V] in the order of `host.sample_index`, valid until the next step.
 
         A step that waits for layers runs kernel by kernel, at its graph's size, for waits are no part of a graph: the
-        host is far ahead by the time that the layers are there.
+        host is far ahead by the time that the layers are there. So does one that wants more logits than rows, for
+        prompts that are scored.
         """
         count, rows, wanted = len(host.tokens), len(host.slots), len(host.sample_index)
         bucket = self._bucket(count, max(rows, wanted))
-        self._send(host, bucket or Bucket(count, max(rows, wanted)))
-        self._plan(host, bucket or Bucket(count, rows), num_decode)
-        if bucket is not None and before_layer is not None:
-            return self._captured_body(bucket, before_layer)[:wanted]
-        if bucket is not None:
+        if bucket is not None and before_layer is None:
+            self._send(host, bucket)
+            self._plan(host, bucket, num_decode)
             graph, logits = self._graphs[bucket]
             graph.replay()
             return logits[:wanted]
+        scored = bucket is None
+        bucket = bucket or self._bucket(count, rows)
+        if bucket is not None:
+            self._send(host, _scored(bucket) if scored else bucket)
+            self._plan(host, bucket, num_decode)
+            return self._captured_body(bucket, before_layer, scored)[:wanted]
+        self._send(host, Bucket(count, max(rows, wanted)))
+        self._plan(host, Bucket(count, rows), num_decode)
         return self._forward(
             Bucket(count, max(rows, wanted)),
             rows=rows,
@@ -125,6 +135,8 @@ class MixedSteps:
         """Calls the step at each size, for what its kernels need compiled; also as it runs where no graph serves it."""
         for bucket in self._buckets():
             self._touch(partial(self._captured_body, bucket), bucket)
+            if bucket.tokens + bucket.rows <= _MOST_TILED:
+                self._touch(partial(self._captured_body, bucket, scored=True), _scored(bucket))
         if graphs and self._max_tokens in TOKEN_BUCKETS:
             return
         rows = {size for size in _ROW_STEPS if size <= self.max_rows} | {self.max_rows}
@@ -138,6 +150,19 @@ class MixedSteps:
                     rows=bucket.rows,
                     wanted=bucket.rows,
                     num_decode=num_decode,
+                    max_query_len=bucket.tokens,
+                    max_kv_len=bucket.tokens,
+                )
+                self._touch(body, bucket)
+        for wanted in _ROW_STEPS:
+            if self.max_rows < wanted < self._max_tokens:
+                bucket = Bucket(self._max_tokens, wanted)
+                body = partial(
+                    self._forward,
+                    bucket,
+                    rows=1,
+                    wanted=wanted,
+                    num_decode=0,
                     max_query_len=bucket.tokens,
                     max_kv_len=bucket.tokens,
                 )
@@ -157,12 +182,15 @@ class MixedSteps:
         sizes = [(size, rows) for size in reversed(tokens) for rows in reversed(self._row_buckets)]
         return [Bucket(size, rows) for size, rows in sizes if rows <= max(size, 64)]
 
-    def _captured_body(self, bucket: Bucket, before_layer: Callable[[int], None] | None = None) -> torch.Tensor:
+    def _captured_body(
+        self, bucket: Bucket, before_layer: Callable[[int], None] | None = None, scored: bool = False
+    ) -> torch.Tensor:
         longest = self.page_table.shape[1] * self.cache.page_size
+        block = _scored(bucket) if scored else bucket
         return self._forward(
-            bucket,
+            block,
             rows=bucket.rows,
-            wanted=bucket.rows,
+            wanted=block.rows,
             # Both of attention's kernels look at every row and take those of their kind.
             num_decode=bucket.rows,
             max_query_len=bucket.tokens,
@@ -240,6 +268,12 @@ class MixedSteps:
             before_layer=before_layer,
         )
         return self.model.forward(batch, self.cache)
+
+
+def _scored(bucket: Bucket) -> Bucket:
+    """A block with room for the logits of each token and of each row: always more than tokens, so that the model looks
+    at which are wanted."""
+    return Bucket(bucket.tokens, bucket.tokens + bucket.rows)
 
 
 def _fill(target: np.ndarray, values: np.ndarray, rest: int) -> None:

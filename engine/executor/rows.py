@@ -142,7 +142,11 @@ class Rows:
         self, plan: ExecutionPlan, query_start: np.ndarray, sample_index: np.ndarray
     ) -> np.ndarray:
         extra = [np.arange(query_start[row], query_start[row] + count) for row, _, count in self.prompt_rows(plan)]
-        return np.concatenate((sample_index, *extra)) if extra else sample_index
+        wanted = np.concatenate((sample_index, *extra)) if extra else sample_index
+        if len(wanted) == plan.num_tokens and np.any(np.diff(wanted) != 1):
+            # As many as tokens means all of them in order (see `ForwardBatch`): one twice makes it more.
+            wanted = np.append(wanted, wanted[-1])
+        return wanted
 
 
 def _tensor(array: np.ndarray) -> torch.Tensor:

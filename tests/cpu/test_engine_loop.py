@@ -7,10 +7,12 @@ import json
 import random
 import time
 from array import array
+from collections.abc import Awaitable
 from pathlib import Path
 
 import pytest
-from support.engine import GREEDY, EngineUnderTest, run_engine
+from msgspec.structs import replace
+from support.engine import GREEDY, EngineUnderTest, Stream, run_engine
 from support.tiny import tiny_model
 
 from tsd.engine.config import EngineConfig
@@ -93,14 +95,10 @@ def test_overlap_changes_nothing(config: EngineConfig) -> None:
         ids = [engine.submit(prompt(i, 30 + i), 16, params) for i, params in enumerate(SAMPLED)]
         return [(await engine.end(id_)).tokens for id_ in ids]
 
-    from msgspec.structs import replace
-
     assert run_engine(config, body) == run_engine(replace(config, overlap=False), body)
 
 
 def test_retraction_changes_nothing(config: EngineConfig) -> None:
-    from msgspec.structs import replace
-
     async def body(engine: EngineUnderTest) -> tuple[list[object], int]:
         ids = [engine.submit(prompt(i, 40), 60, params) for i, params in enumerate(SAMPLED)]
         ends = [await engine.end(id_) for id_ in ids]
@@ -129,6 +127,30 @@ def test_logprobs_come_one_for_one(config: EngineConfig) -> None:
         assert all(entry is not None and entry.logprob <= 0 and len(entry.top_ids) == 2 for entry in scored[1:])
 
     run_engine(config, body)
+
+
+@pytest.mark.parametrize("others", [(1,), (2,), (3,), (2, 1), (1, 2), (3, 1), (2, 2)])
+def test_scored_prompts_keep_their_logits_beside_others(config: EngineConfig, others: tuple[int, ...]) -> None:
+    """However many logits a step wants, as many as it has tokens too: each request has what it has alone."""
+
+    async def body(engine: EngineUnderTest) -> None:
+        prompts = [PROMPT[:20], *([9 + size, *PROMPT][:size] for size in others)]
+
+        def ask(i: int) -> Awaitable[Stream]:
+            return engine.generate(prompts[i], 4, replace(GREEDY, logprobs=0), prompt_logprobs=0 if i == 0 else -1)
+
+        def chances(stream: Stream) -> list[float]:
+            entries = [*stream.logprobs, *(stream.prompt_logprobs or [])]
+            return [entry.logprob for entry in entries if entry is not None]
+
+        alone = [await ask(i) for i in range(len(prompts))]
+        assert len(chances(alone[0])) == 4 + 19
+        for turn in (range(len(prompts)), range(len(prompts) - 1, -1, -1)):
+            for i, stream in zip(turn, await asyncio.gather(*map(ask, turn)), strict=True):
+                assert stream.tokens == alone[i].tokens
+                assert chances(stream) == pytest.approx(chances(alone[i]), abs=1e-4)
+
+    run_engine(replace(config, prefix_cache=False), body)
 
 
 def test_stop_tokens_and_min_tokens(config: EngineConfig) -> None:
@@ -294,8 +316,6 @@ def test_commands_answer_and_bad_ones_are_refused(config: EngineConfig) -> None:
 
 
 def test_the_trace_is_json_and_has_both_tracks(config: EngineConfig, tmp_path: Path) -> None:
-    from msgspec.structs import replace
-
     async def body(engine: EngineUnderTest) -> None:
         await engine.generate(PROMPT, 5)
         await engine.settle()
