@@ -136,7 +136,7 @@ class MixedSteps:
         for bucket in self._buckets():
             self._touch(partial(self._captured_body, bucket), bucket)
             if bucket.tokens + bucket.rows <= _MOST_TILED:
-                self._touch(partial(self._captured_body, bucket, scored=True), _scored(bucket))
+                self._touch(partial(self._captured_body, bucket, scored=True), bucket, _scored(bucket))
         if graphs and self._max_tokens in TOKEN_BUCKETS:
             return
         rows = {size for size in _ROW_STEPS if size <= self.max_rows} | {self.max_rows}
@@ -166,12 +166,13 @@ class MixedSteps:
                     max_query_len=bucket.tokens,
                     max_kv_len=bucket.tokens,
                 )
-                self._touch(body, bucket)
+                self._touch(body, Bucket(self._max_tokens, 1), bucket)
 
-    def _touch(self, body: Callable[[], torch.Tensor], bucket: Bucket) -> None:
+    def _touch(self, body: Callable[[], torch.Tensor], bucket: Bucket, block: Bucket | None = None) -> None:
+        """Calls `body` for a step of `bucket`'s size, whose block is as large as `block`."""
         if bucket.tokens > self._max_tokens:
             return
-        self._send(_NOTHING, bucket)
+        self._send(_NOTHING, block or bucket)
         self._plan(_NOTHING, bucket, 0)
         body()
         if self.device.type == "cuda":

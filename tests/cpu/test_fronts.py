@@ -294,17 +294,3 @@ def test_a_stopped_front_turns_health_to_503(model: str, who: str) -> None:
         finally:
             os.kill(pid, signal.SIGCONT)
         assert eventually(lambda: {status() for _ in range(8)} == {200}, 30)
-
-
-def test_background_responses_and_conversations_are_found_from_both(server: ServerProcess) -> None:
-    body = {"input": "1 2 3", "max_output_tokens": 8, "background": True}
-    _, made = server.request("POST", "/v1/responses", body)
-    polled = asked_of_both(server, "GET", f"/v1/responses/{made['id']}")
-    assert {status for status, _ in polled} == {200} and {answer["id"] for _, answer in polled} == {made["id"]}
-    _, kept = server.request("POST", "/v1/conversations", {})
-    for status, answer in asked_of_both(
-        server, "POST", "/v1/responses", {"input": "4 5", "max_output_tokens": 2, "conversation": kept["id"]}
-    ):
-        assert status == 200 and answer["conversation"] == {"id": kept["id"]}
-    _, listed = server.request("GET", f"/v1/conversations/{kept['id']}/items?limit=100")
-    assert len(listed["data"]) == 24
