@@ -80,9 +80,7 @@ def linear_tasks(rows_wanted: tuple[int, ...] = ROWS) -> list[tuple[Task, linear
         for rows in rows_wanted:
             plans: list[linear.Tiled] = [*gemv_plans(layer)] if rows == 1 else []
             if 1 < rows <= 128:
-                plans += skinny_plans(layer, rows)
-            if 1 < rows <= 128:
-                plans += slab_plans(layer, rows)
+                plans += [*skinny_plans(layer, rows), *slab_plans(layer, rows)]
             if rows >= 128 and layer.role != "head":
                 plans += tile_plans(layer, rows)
             found += [(Task(layer, rows, False), plan) for plan in plans]

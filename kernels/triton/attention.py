@@ -27,6 +27,11 @@ LEAST_BLOCKS = 4
 """Blocks of keys below which a program is not worth its start."""
 
 
+def _exact(tiling: Tiling, dtype: torch.dtype, group: int) -> Tiling:
+    """The tiling that serves `dtype` in the place of `tiling`, with room for a token's `group` heads."""
+    return EXACT._replace(rows=max(EXACT.rows, triton.next_power_of_2(group))) if dtype == torch.float32 else tiling
+
+
 def prefill(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -44,8 +49,7 @@ def prefill(
     page_size, num_kv, head_dim = k_cache.shape[1:]
     tokens = q.shape[0]
     group = out.shape[1] // head_dim // num_kv
-    if q.dtype == torch.float32:
-        tiling = EXACT._replace(rows=max(EXACT.rows, triton.next_power_of_2(group)))
+    tiling = _exact(tiling, q.dtype, group)
     block = tiling.rows // group
     pdl, launch = dependent(q.device)
     paged_kernel[((tokens // block + batch.num_rows) * num_kv,)](
@@ -81,8 +85,7 @@ def prefill(
 
 def few_tiles(tokens: int, group: int, num_kv: int, dtype: torch.dtype) -> bool:
     """Whether that many tokens, in a chunk, are too few tiles to fill the GPU."""
-    block = (EXACT.rows if dtype == torch.float32 else PREFILL.rows) // group
-    return tokens * num_kv <= FEW_TILES * max(1, block)
+    return tokens * num_kv <= FEW_TILES * max(1, _exact(PREFILL, dtype, group).rows // group)
 
 
 def chunks(
@@ -103,8 +106,7 @@ def chunks(
     """As `prefill`, for few tiles with many keys; see `chunks_kernel`."""
     page_size, num_kv, head_dim = k_cache.shape[1:]
     group = out.shape[1] // head_dim // num_kv
-    if q.dtype == torch.float32:
-        tiling = EXACT._replace(rows=max(EXACT.rows, triton.next_power_of_2(group)))
+    tiling = _exact(tiling, q.dtype, group)
     padded = triton.next_power_of_2(head_dim)
     programs = programs or PROGRAMS
     scratch = workspace(q.device, "chunks")  # decode, which may run beside, has another

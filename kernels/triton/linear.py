@@ -16,7 +16,7 @@ from tsd.kernels.platform import detect
 from tsd.kernels.triton.gemv import gemv_kernel
 from tsd.kernels.triton.norm import rms, silu_mul
 from tsd.kernels.triton.skinny import skinny_kernel
-from tsd.kernels.triton.slabs import Slab, multiply, multiply_add_norm
+from tsd.kernels.triton.slabs import Slab, multiply, multiply_add_norm, padded_rows
 from tsd.kernels.triton.target import dependent, dot_precision
 from tsd.kernels.triton.tiles import Tile, multiply_tiles
 from tsd.kernels.triton.workspace import workspace
@@ -160,7 +160,7 @@ def launch(
     rows, n = y.shape
     pdl, dependency = dependent(x.device)
     blocks = triton.cdiv(n, plan.bn)
-    padded = max(16, triton.next_power_of_2(rows))
+    padded = padded_rows(rows)
     scratch = workspace(x.device)
     partial = scratch.floats(plan.split * blocks * padded * 2 * plan.bn) if plan.split > 1 else x
     skinny_kernel[(blocks, plan.split)](

@@ -60,7 +60,7 @@ def multiply_add_norm(
         normed,
         n,
         eps,
-        BM=plan.bm or _padded(rows),
+        BM=plan.bm or padded_rows(rows),
         BN=plan.bn,
         SPLIT=plan.split,
         COLUMNS=columns,
@@ -71,8 +71,8 @@ def multiply_add_norm(
     return hidden, normed
 
 
-def _padded(rows: int) -> int:
-    """Columns of a `wgmma` that rows of x take up."""
+def padded_rows(rows: int) -> int:
+    """Columns of a `wgmma` that rows of x take up as the narrow operand."""
     return max(16, triton.next_power_of_2(rows))
 
 
@@ -89,7 +89,7 @@ def _launch(
 ) -> torch.Tensor:
     """One launch; without `y` the sums stay in parts. Returns where the parts are."""
     rows = x.shape[0]
-    block = plan.bm or _padded(rows)
+    block = plan.bm or padded_rows(rows)
     grid = (triton.cdiv(n, plan.bn // 2 if gated else plan.bn), plan.split, triton.cdiv(rows, block))
     scratch = workspace(x.device)
     parts = plan.split > 1 or y is None
